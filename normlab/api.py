@@ -14,8 +14,9 @@ from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError, warn
 from normlab.loaded_run import LoadedRun, load
 from normlab.report.cells_table import json_rows
+from normlab.report.runs_table import comparability_warnings
 from normlab.report.runs_table import summarize as rows_of_runs
-from normlab.store.query import Folder
+from normlab.store.query import Folder, select_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,7 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
         NormlabError: A pack failed or was stopped.
     """
     from normlab.sweeps.progress import result_lines
-    from normlab.sweeps.search import planned_sweeps
+    from normlab.sweeps.search import planned_sweeps, reason_search_stops
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
@@ -63,7 +64,10 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
         result = supervise(planned, options, retry_failed=retry_failed)
         report_uploads(folder, result.plan)
         if result.code:
-            raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))
+            lines = [*result_lines(result.plan, folder, result.failed)]
+            if reason := reason_search_stops(result.plan, "sweep(..., retry_failed=True)"):
+                lines.append(reason)
+            raise NormlabError("; ".join(lines))
     return runs(folder)
 
 
@@ -78,7 +82,10 @@ def runs(
     """
     import pandas as pd
 
-    return pd.DataFrame(rows_of_runs(path, _several(where), results_dir))
+    selection, conditions = select_runs(path, results_dir), _several(where)
+    for warning in comparability_warnings(selection, conditions):
+        warn(warning)
+    return pd.DataFrame(rows_of_runs(selection, conditions))
 
 
 def statistics(

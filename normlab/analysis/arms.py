@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean, stdev
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.comparability import mixed_settings
+from normlab.analysis.comparability import differences
 from normlab.analysis.learning_rates import Losses, shared_lr
 from normlab.analysis.settings import select_where, setting, sort_key
 from normlab.errors import ConfigError
@@ -107,7 +107,7 @@ class StudyRuns:
         """
         arm = self.arm_of_grid(where)
         if not arm.is_one_configuration:
-            different = ", ".join(mixed_settings(arm.runs).values())
+            different = ", ".join(map(str, differences(arm.runs)))
             raise ConfigError(f"arm {where}: its runs differ in {different}; choose one")
         return arm
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from normlab.analysis.cells import SIZE_OPTIONS, Cell
+from normlab.analysis.cells import RANKED_APART, Cell
 from normlab.analysis.contrasts import compare_cells, pool_cells
 from normlab.analysis.factors import label
 from normlab.analysis.intervals import LEVEL, PairedTest, holm
@@ -79,7 +79,7 @@ def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
 
     The label is empty if all cells have one size.
     """
-    options = [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
+    options = [option for option in RANKED_APART if len({cell.levels.get(option) for cell in cells}) > 1]
     sizes: dict[tuple[Setting, ...], list[int]] = {}
     for index in rank_cells(cells):
         sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from normlab.analysis.comparability import mixed_settings
+from normlab.analysis.comparability import DATA, SIZE_OPTIONS, differences, obstacles, reason_not_comparable
 from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
 from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
 from normlab.analysis.phrases import name_some
-from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
+from normlab.analysis.settings import (
+    LR,
+    NUMERICS,
+    RESOLVED,
+    format_setting,
+    is_config_option,
+    levels_of,
+    setting,
+    sort_key,
+)
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED, RunRecord, Setting
@@ -23,11 +32,8 @@ from normlab.store.series import Evaluation
 if TYPE_CHECKING:
     from normlab.analysis.best import Comparison
 
-SIZE_OPTIONS = (
-    "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
-    "train.batch_size",
-)  # fmt: skip
-"""Options that set the compute of a run; a best cell is one among cells in which these are equal."""
+RANKED_APART = (*SIZE_OPTIONS, *DATA)
+"""Options that set compute or data; a best cell is one among cells in which these are equal."""
 BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
 """The outcomes of completed runs that did not train."""
 
@@ -113,8 +119,8 @@ class Cell:
 
     @property
     def arm(self) -> str:
-        """The label without the options of `SIZE_OPTIONS`."""
-        levels = {option: level for option, level in self.levels.items() if option not in SIZE_OPTIONS}
+        """The label without the options of `RANKED_APART`."""
+        levels = {option: level for option, level in self.levels.items() if option not in RANKED_APART}
         return label(levels, levels.values())
 
     @cached_property
@@ -167,7 +173,7 @@ class Cell:
     @cached_property
     def warnings(self) -> list[str]:
         """The reasons why the cell's numbers are unreliable, one per line."""
-        warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
+        warnings = [f"mixes {mixture}" for mixture in differences(self.runs)]
         if unfinished := self.count(UNFINISHED):
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
         repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
@@ -188,16 +194,23 @@ class Cell:
         return [value for run in self.runs if math.isfinite(run.loss) and (value := read(run)) is not None]
 
 
+def reason_cells_not_comparable(cells: Sequence[Cell]) -> str:
+    """Return why the losses of cells must not be compared, or an empty text."""
+    return reason_not_comparable([cell.runs for cell in cells], cells[0].by)
+
+
 def count_bad(runs: Iterable[RunRecord]) -> int:
     return sum(run.result in BAD_OUTCOMES for run in runs)
 
 
 def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
-    """Return the cells sorted by their values: numbers by size, then names alphabetically."""
+    """Return the cells sorted by their values, as `levels_of` sorts them."""
+    runs = list(runs)
     grouped: dict[tuple[Setting, ...], list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
-    keys = sorted(grouped, key=lambda key: [sort_key(value) for value in key])
+    positions = [{level: index for index, level in enumerate(levels_of(option, runs))} for option in by]
+    keys = sorted(grouped, key=lambda key: [position[value] for position, value in zip(positions, key, strict=True)])
     return [Cell(by, key, grouped[key]) for key in keys]
 
 
@@ -224,7 +237,7 @@ def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
     """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
     options = groups[0][0].by
     for index, option in enumerate(options):
-        levels = [sorted({cell.key[index] for cell in group}, key=sort_key) for group in groups]
+        levels = [list(dict.fromkeys(cell.key[index] for cell in group)) for group in groups]
         if len(set().union(*levels)) == sum(map(len, levels)):
             return [name_some([level_label(option, level) for level in each]) for each in levels]
     return [name_some([cell.label for cell in group]) for group in groups]
@@ -233,14 +246,19 @@ def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     """Return why the cells of a table are not comparable, except mixtures in a cell and `resolved_differences`."""
     warnings: list[str] = []
-    within = {name for cell in cells for name in mixed_settings(cell.runs)}
-    # The width of the MLP follows from the width of the model.
-    implied = ["model.mlp_width"] if {"model.width", "model"} & set(by) else []
+    within = {each.name for cell in cells for each in differences(cell.runs)}
     resolved = [text for name in RESOLVED for text in (name, f"{NUMERICS}{name})")]
-    if different := mixed_settings([run for cell in cells for run in cell.runs], [*by, *within, *implied, *resolved]):
-        warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different.values())}")
+    runs = [run for cell in cells for run in cell.runs]
+    if different := differences(runs, [*by, *within, *resolved]):
+        warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(map(str, different))}")
+    if apart := [each.name for each in obstacles([cell.runs for cell in cells], by)]:
+        line = f"cells with another {' or another '.join(apart)} are neither ranked nor tested"
+        options = [name for name in apart if is_config_option(name)]
+        hint = f"; --by {','.join([*by, *options])} compares cells with equal values" if options else ""
+        warnings.append(line + hint)
     rates = {tuple(cell.losses) for cell in cells if cell.losses}
-    if LR not in by and len(rates) > 1:
+    is_tuned = all(LR in run.design.searched for run in runs)
+    if LR not in by and len(rates) > 1 and not is_tuned:
         one = "each cell has one learning rate, not the same one: compare them only if it was tuned for each"
         several = "the cells have different learning rates: their best losses are not comparable"
         warnings.append(one if all(len(each) == 1 for each in rates) else several)

@@ -1,22 +1,43 @@
-"""Which runs have a record, and the settings besides learning rate and seeds in which they differ, as text.
+"""Which runs may be compared: those with a record, and the settings in which they differ although no factor says so.
 
 Runs differ in options, which the user sets, and in circumstances: corpus, device, torch version. Only options define
 cells.
+
+Factors are the options of a table (`--by`, or those that the runs were swept over). A difference is explained if it is
+a factor or follows from one: the options of a norm from the norm, and those that arms set from the arm. Every other
+difference is a warning. Cells that differ by it in compute or data are neither ranked nor tested, since a larger model
+has a lower loss whatever its norm.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 from normlab.analysis.settings import (
     ARM,
     differing_settings,
     is_config_option,
+    setting,
     settings_of,
 )
+from normlab.config.schema import RunConfig
 from normlab.store.format import DAMAGED
 from normlab.store.query import count_not_started
-from normlab.store.record import RunEntry, RunRecord
+from normlab.store.record import RunEntry, RunRecord, Setting
 
 MAX_VALUES = 6
+SIZE_OPTIONS = (
+    "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
+    "train.batch_size",
+)  # fmt: skip
+"""Options that set the compute of a run; a best cell is one among cells in which these are equal."""
+COMPUTE = frozenset((
+    *SIZE_OPTIONS, "model.mlp", "model.bias", "model.tie_embeddings", "model.attn_gate", "model.value_embed",
+    "train.start_from",
+))  # fmt: skip
+"""Options that change the number of parameters, or the compute of training."""
+DATA = ("corpus", "tokenizer", "eval.sequences")
+"""Settings that change the text on which a loss is measured."""
+_OPTIONS_AND_GROUPS = {field.name for field in fields(RunConfig)}
 
 
 def intact_runs(records: Sequence[RunEntry]) -> tuple[list[RunRecord], list[str]]:
@@ -28,38 +49,110 @@ def intact_runs(records: Sequence[RunEntry]) -> tuple[list[RunRecord], list[str]
     return [record for record in records if isinstance(record, RunRecord)], warnings
 
 
-def mixed_settings(runs: Sequence[RunRecord], ignored: Iterable[str] = ()) -> dict[str, str]:
-    """Return the settings besides learning rate and seeds in which runs differ.
+# Differences that no factor explains
 
-    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`. The options `ignored` may differ,
-    and so may the options below them (norm: norm.eps) and those that follow from them (arm: all that arms differ in).
-    """
-    ignored = tuple(ignored)
-    phrases: dict[str, str] = {}
-    for name, values in differing_settings(map(settings_of, runs)).items():
-        if ARM in ignored and _follows_from_arm(name, runs):
-            continue
-        if not any(name == option or name.startswith((f"{option}.", f"the {option}'s")) for option in ignored):
-            more = [f"{len(values) - MAX_VALUES} more"] if len(values) > MAX_VALUES else []
-            *first, last = [*values[:MAX_VALUES], *more]
-            phrases[name] = f"{name} {', '.join(first)} and {last}"
-    return phrases
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting in which runs differ, with its sorted values."""
+
+    name: str
+    values: Sequence[str]
+
+    def __str__(self) -> str:
+        """Return the name and the values: `model.depth 4 and 8`."""
+        more = [f"{len(self.values) - MAX_VALUES} more"] if len(self.values) > MAX_VALUES else []
+        *first, last = [*self.values[:MAX_VALUES], *more]
+        return f"{self.name} {', '.join(first)} and {last}"
+
+
+def differences(runs: Sequence[RunRecord], factors: Iterable[str] = ()) -> list[Difference]:
+    """Return the settings besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
+    factors = tuple(factors)
+    differing = differing_settings(map(settings_of, runs))
+    return [Difference(name, values) for name, values in differing.items() if not _is_explained(name, runs, factors)]
+
+
+def _is_explained(name: str, runs: Sequence[RunRecord], factors: Sequence[str]) -> bool:
+    """Whether runs are meant to differ in a setting."""
+    if all(name in run.design.searched for run in runs):  # each cell has its own best value
+        return True
+    for factor in factors:
+        if name == factor or name.startswith(f"the {factor}'s"):
+            return True
+        if name.startswith(f"{factor}.") and _has_one_value(name, factor, runs):
+            return True
+    return ARM in factors and _follows_from_arm(name, runs)
+
+
+def _has_one_value(name: str, factor: str, runs: Sequence[RunRecord]) -> bool:
+    """Whether a setting has one value at each level of a factor."""
+    levels = {setting(run, factor) for run in runs}
+    return len({(setting(run, factor), _value(run, name)) for run in runs}) == len(levels)
 
 
 def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
-    """Whether a setting is an option with one value in each arm."""
-    values = {(run.arm, settings_of(run).get(name)) for run in runs}
-    return is_config_option(name) and len(values) == len({run.arm for run in runs})
+    """Whether a difference between arms is one of their definitions, and not one of the sweeps that they are from.
+
+    In one sweep, arms differ in nothing else. In several sweeps, all runs whose arms leave the option free must have
+    one value.
+    """
+    if not is_config_option(name) or not _has_one_value(name, ARM, runs):
+        return False
+    if len({run.run.pack.sweep for run in runs}) == 1:
+        return True
+    # A value replaces that of a preset, so an arm's preset decides nothing if a sweep sets the option for all arms.
+    is_shared = any(_sets(option, name) for run in runs for option in run.design.shared)
+    free: set[Setting] = set()
+    for run in runs:
+        options = run.design.arms.get(run.arm, ())
+        is_set = any(_sets(option, name) or (_presets(option, name) and not is_shared) for option in options)
+        if not is_set:
+            free.add(_value(run, name))
+    return len(free) <= 1
+
+
+def _sets(option: str, name: str) -> bool:
+    """Whether an override of an option sets a setting: `optim.groups` also sets `optim.groups.embed.lr`."""
+    return option == name or ("." in option and name.startswith(f"{option}."))
+
+
+def _presets(option: str, name: str) -> bool:
+    """Whether an override chooses a preset that may set a setting: `model=` or `recipe=`, but not `init=`."""
+    return name.startswith(f"{option}.") or ("." not in option and option not in _OPTIONS_AND_GROUPS)
+
+
+def _value(run: RunRecord, name: str) -> Setting:
+    """Return the value of a setting of `differing_settings`, where a norm, placement or optimiser has its name."""
+    settings = settings_of(run)
+    return settings.get(f"{name}.name", settings.get(name))
 
 
 def comparability_warnings(runs: Sequence[RunRecord]) -> list[str]:
     """Return a line that names the circumstances in which runs differ, or no line."""
-    mixed = [phrase for name, phrase in mixed_settings(runs).items() if not is_config_option(name)]
+    mixed = [str(each) for each in differences(runs) if not is_config_option(each.name)]
     return [f"the runs differ in {'; '.join(mixed)}"] if mixed else []
 
 
-def reason_not_comparable(runs: Sequence[RunRecord]) -> str:
-    """Return why the losses of the runs cannot be ranked, or an empty text."""
-    mixed = mixed_settings(runs)
-    different = [mixed[name] for name in ("corpus", "tokenizer") if name in mixed]
-    return f"the runs differ in {'; '.join(different)}, so their losses are not comparable" if different else ""
+# What must not be compared
+
+
+def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> list[Difference]:
+    """Return the unexplained differences in compute or data for which groups of runs must not be compared.
+
+    Each group may have the same mixture of sizes, such as both depths: its loss is then a mean over them. Losses of
+    different data have no mean.
+    """
+    found = differences([run for group in groups for run in group], factors)
+    different = [each for each in found if each.name in DATA]
+    sizes = [each for each in found if each.name in COMPUTE]
+    mixtures = [{tuple(_value(run, each.name) for each in sizes) for run in group} for group in groups]
+    if any(mixture != mixtures[0] for mixture in mixtures):
+        different += sizes
+    return different
+
+
+def reason_not_comparable(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> str:
+    """Return why the losses of groups of runs must not be compared, or an empty text."""
+    different = "; ".join(map(str, obstacles(groups, factors)))
+    return f"the runs differ in {different}, so their losses are not comparable" if different else ""

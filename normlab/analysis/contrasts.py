@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from normlab.analysis.cells import Cell
+from normlab.analysis.cells import Cell, reason_cells_not_comparable
 from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
 from normlab.store.record import Setting
 
@@ -64,7 +64,12 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
 
 
 def compare_cells(cell: Cell, other: Cell, pool: Pool | None = None) -> PairedTest | None:
-    """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
+    """Test loss(cell) - loss(other), paired by replicate.
+
+    Return None if there is no pair, or if the cells must not be compared.
+    """
+    if reason_cells_not_comparable([cell, other]):
+        return None
     return contrast([(cell, 1.0), (other, -1.0)], pool)
 
 

@@ -11,14 +11,14 @@ The sensitivity to the learning rate and the range of rates that train are means
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import stdev
 from typing import Any
 
 from normlab.analysis.best_rate import best_rate
-from normlab.analysis.cells import Cell, count_bad, resolved_differences
+from normlab.analysis.cells import Cell, count_bad, reason_cells_not_comparable, resolved_differences
 from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights, weighted_sums
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, holm, mean_interval, paired_test
@@ -76,7 +76,7 @@ class Question:
         }
 
     def changes(self, factors: Sequence[Factor]) -> Iterator[tuple[str, list[tuple[Setting, Setting]], list[Cell]]]:
-        """Yield each change of some factors from their baselines that a group has all cells of.
+        """Yield each change of some factors from their baselines that a group has all cells of, if they are comparable.
 
         It is the group's label, the new level and the baseline of each factor, and the cells of all combinations of
         these, in the order of `itertools.product`.
@@ -92,8 +92,9 @@ class Question:
         for where, group in self.groups(factors):
             for change in itertools.product(*levels):
                 corners = list(itertools.product(*change))
-                if all(corner in group for corner in corners):
-                    yield where, list(change), [group[corner] for corner in corners]
+                cells = [group[corner] for corner in corners if corner in group]
+                if len(cells) == len(corners) and not reason_cells_not_comparable(cells):
+                    yield where, list(change), cells
 
 
 def run_test(
@@ -108,7 +109,8 @@ def run_test(
 
     `over` has the options of the test. interaction: all of them together; by default each pair of factors. trend: each
     numeric option; by default each numeric factor. counts: each option; by default each factor. `against` has the
-    baseline levels, such as `placement=pre`; by default the first level of each factor.
+    baseline levels, such as `placement=pre`; by default those of `seed=until(...)`, and the first level of each other
+    factor.
 
     Raises:
         ConfigError: The test or an option is unknown, or the test does not fit the factors.
@@ -120,8 +122,12 @@ def run_test(
     if missing := [option for option in options if option not in by_option]:
         raise ConfigError(f"--over {missing[0]}: is not one of the factors {', '.join(by_option)}; add it to --by")
     baselines = {option: factor.levels[0] for option, factor in by_option.items()}
+    if against is None:
+        against = _baseline_of_sweep(cells, by_option)
     baselines |= baseline_levels(cells, list(by_option), against) if against else {}
     rows = list(TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines)))
+    if not rows and (reason := reason_cells_not_comparable(cells)):
+        raise ConfigError(f"--test {name}: {reason}; add these options to --by")
     if not rows:
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     differences = resolved_differences(cells)
@@ -130,6 +136,19 @@ def run_test(
         if row["estimate"] is not None:
             row.pop("missing", None)
     return [row | {"p_holm": p, "resolved_differences": differences} for row, p in zip(rows, corrected, strict=True)]
+
+
+def _baseline_of_sweep(cells: Sequence[Cell], by: Collection[str]) -> str | None:
+    """Return the baseline for which the sweep of some cells has added seeds, if its options are factors; else None."""
+    baselines = {run.design.baseline for cell in cells for run in cell.runs}
+    if len(baselines) > 1 or baselines <= {""}:
+        return None
+    [baseline] = baselines
+    try:
+        baseline_levels(cells, list(by), baseline)
+    except ConfigError:  # another --by, or conditions that leave it out
+        return None
+    return baseline
 
 
 def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> dict[str, Setting]:
@@ -180,7 +199,7 @@ def _trends(question: Question) -> Iterator[Row]:
         unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
         for where, group in question.groups([factor]):
             at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
-            if len(set(at)) > 1:
+            if len(set(at)) > 1 and not reason_cells_not_comparable(list(group.values())):
                 labels = {"test": "trend", "where": where, "contrast": text, "unit": unit}
                 yield question.contrast(group.values(), slope_weights(at), **labels)
 

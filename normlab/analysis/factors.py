@@ -16,10 +16,10 @@ from normlab.analysis.settings import (
     differing_settings,
     format_setting,
     is_config_option,
+    levels_of,
     select_where,
     setting,
     settings_of,
-    sort_key,
 )
 from normlab.errors import ConfigError
 from normlab.store.query import find_sweep, resolve_run, select_runs
@@ -45,7 +45,7 @@ class Factor:
     option: str
     """The full name of the option, such as `model.depth`."""
     levels: tuple[Setting, ...]
-    """The values of the option, sorted: numbers by size, then names alphabetically."""
+    """The values of the option: arms as in their sweep; numbers by size, then names alphabetically."""
     all_levels: tuple[Setting, ...] = ()
     """The levels of all runs, of which conditions select some; a level's colour does not depend on the conditions."""
 
@@ -65,12 +65,13 @@ def factors_of(
 
     `by` has the options; by default those in which the runs differ.
     """
-
-    def levels(option: str, of: Sequence[RunRecord]) -> tuple[Setting, ...]:
-        return tuple(sorted({setting(run, option) for run in of}, key=sort_key))
-
-    options = distinguishing_options(runs) if by is None else by
-    return [Factor(option, levels(option, runs), levels(option, among or runs)) for option in options]
+    factors = []
+    for option in distinguishing_options(runs) if by is None else by:
+        selected = {setting(run, option) for run in runs}
+        all_levels = levels_of(option, among or runs)
+        levels = [level for level in all_levels if level in selected]
+        factors.append(Factor(option, tuple(levels), tuple(all_levels)))
+    return factors
 
 
 def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:

@@ -105,6 +105,14 @@ def sort_key(value: Setting) -> tuple[int, float, str]:
     return (2, 0.0, "") if value is None else (1, 0.0, value)
 
 
+def levels_of(option: str, runs: Iterable[RunEntry]) -> list[Setting]:
+    """Return the values of an option: arms in the order of their sweep, which its runs have, others by `sort_key`."""
+    levels = list(dict.fromkeys(setting(run, option) for run in runs))
+    if option == ARM:
+        return sorted(levels, key=lambda level: level is None)
+    return sorted(levels, key=sort_key)
+
+
 def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -> list[str]:
     """Return the full name of each option; accept an unambiguous short name such as `depth`.
 
@@ -219,6 +227,8 @@ def settings_of(run: RunRecord) -> Mapping[str, Setting]:
         for option, value in flatten(run.run.identity.config).items()
         if option not in (LR, *SEEDS) and not option.startswith("data.")
     }
+    if run.config.model.mlp_width == run.config.model.default_mlp_width:
+        options["model.mlp_width"] = None  # it follows from other options
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
     code = {name: str(run.run.identity.versions[part])[:8] for part, name in _CODE.items()}
     return environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init}

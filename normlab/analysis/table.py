@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.analysis.best import compare_with_baselines
-from normlab.analysis.cells import Cell, Target, group_cells, resolved_differences, table_warnings
-from normlab.analysis.comparability import intact_runs, mixed_settings
+from normlab.analysis.cells import (
+    Cell,
+    Target,
+    group_cells,
+    reason_cells_not_comparable,
+    resolved_differences,
+    table_warnings,
+)
+from normlab.analysis.comparability import differences, intact_runs
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.phrases import name_some
@@ -171,9 +178,11 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
 
 def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
     """Return the reasons why the comparison of a cell with its baseline is unreliable."""
+    if reason := reason_cells_not_comparable([cell, baseline]):
+        return [f"is not compared with its baseline: {reason}"]
     unpaired = set(cell.final.losses) ^ set(baseline.final.losses) if cell.losses and baseline.losses else ()
     intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
-    different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
+    different = list(map(str, differences([*cell.runs, *baseline.runs], intended)))
     return [
         *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
         *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),

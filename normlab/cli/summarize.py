@@ -56,6 +56,7 @@ def summarize(
 
     The last part of an option is enough if it is unique: depth for model.depth.
     """
+    from normlab.report.runs_table import comparability_warnings
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render
     from normlab.store.query import select_runs
@@ -70,7 +71,10 @@ def summarize(
         raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
     selection = select_runs(paths or (), results_dir)
     if runs or not (given or selection.name):
-        return echo(render(rows_of(selection, where or ()), format), keep="\n")
+        echo(render(rows_of(selection, where or ()), format), keep="\n")
+        for warning in comparability_warnings(selection, where or ()):
+            warn(warning)
+        return
     from normlab.analysis.table import summarize_by
 
     table = summarize_by(selection, split_names(by), where=where or (), against=against, target=target)

@@ -3,8 +3,11 @@
 `arm=[pre: placement=pre, peri: placement=peri init=gpt2]`
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from normlab.errors import ConfigError
 
@@ -15,6 +18,49 @@ _NAME = re.compile(r"\s*([\w.+-]+):(?=\s|$)")
 """An arm's name with its colon."""
 _RECIPES = re.compile(RECIPE + r"[\w-]+(\s*,\s*[\w-]+)+")
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDesign:
+    """What the command of a sweep varies on purpose: the options that it sets, without their values.
+
+    Options are named as in the command: `model.width`, or `model` for a preset. A reader of several sweeps needs them
+    to tell what arms differ in by their definition from what the sweeps differ in.
+    """
+
+    shared: list[str] = field(default_factory=list)
+    """The options that it sets for all arms."""
+    arms: dict[str, list[str]] = field(default_factory=dict)
+    """The options that each arm sets, by its name."""
+    searched: list[str] = field(default_factory=list)
+    """The options that a search has tuned in each cell."""
+    baseline: str = ""
+    """The condition of `seed=until(...)`, such as `arm=pre`; empty without one."""
+
+    def extended_by(self, new: SweepDesign) -> SweepDesign:
+        """Return the design of a sweep to which a command with a new design has added runs."""
+        shared = list(dict.fromkeys([*self.shared, *new.shared]))
+        return replace(new, shared=shared, arms=self.arms | new.arms)
+
+
+NO_DESIGN = SweepDesign()
+"""The design of runs that were selected without a sweep."""
+
+
+def design_of(overrides: Sequence[str]) -> SweepDesign:
+    """Return the design of a sweep by its overrides, without searches.
+
+    Raises:
+        ConfigError: As `read_arms`.
+    """
+    by_arm, shared = read_arms(overrides)
+    arms = {name: _options_set_by(own) for name, own in by_arm.items() if name}
+    return SweepDesign(_options_set_by(shared), arms)
+
+
+def _options_set_by(overrides: Iterable[str]) -> list[str]:
+    options = dict.fromkeys(text.lstrip("+").partition("=")[0] for text in overrides)
+    return [option for option in options if not option.startswith("sweep.")]
 
 
 def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -69,6 +69,11 @@ class ModelConfig:
     )
 
     @property
+    def default_mlp_width(self) -> int:
+        """The hidden width of the MLP unless it is set."""
+        return -(-8 * self.width // 96) * 32 if self.mlp == "swiglu" else 4 * self.width
+
+    @property
     def attn_outputs(self) -> int:
         """Rows of all matrices of an attention layer: queries, keys, values, output, and the gate if there is one."""
         return 4 * self.width + {"off": 0, "head": self.heads, "channel": self.width}[self.attn_gate]
@@ -152,4 +157,4 @@ class ModelConfig:
         if self.value_residual != "off" and self.depth == 1:
             raise no_effect(f"model.value_residual={self.value_residual}", "model.depth=1")
         if self.mlp_width is None:
-            self.mlp_width = -(-8 * self.width // 96) * 32 if self.mlp == "swiglu" else 4 * self.width
+            self.mlp_width = self.default_mlp_width

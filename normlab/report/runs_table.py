@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from normlab.analysis.comparability import intact_runs
+from normlab.analysis.comparability import differences, intact_runs, obstacles
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.settings import RESOLVED, select_where, setting
+from normlab.analysis.settings import RESOLVED, is_config_option, select_where, setting
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
@@ -33,7 +33,7 @@ def summarize(
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
     A row also has the run's folder, from the working folder, each other option, by its full name, and each other
-    resolved setting in which the runs differ.
+    resolved setting in which the runs differ, but those that follow from the arm.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
@@ -49,7 +49,8 @@ def summarize(
     runs = select_where(selection.started, where)
     records = [run for run in runs if isinstance(run, RunRecord)]
     resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}
-    options = {option: partial(setting, option=option) for option in distinguishing_options(intact_runs(runs)[0])}
+    factors, unexplained = _options_that_differ(records)
+    options = {option: partial(setting, option=option) for option in (*factors, *unexplained)}
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
@@ -59,6 +60,26 @@ def summarize(
         folder = ("folder", os.path.relpath(run.folder.path))
         rows.append(dict([*values[:at], *more, *values[at:], folder]))
     return sorted(rows, key=_sort_key)
+
+
+def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> list[str]:
+    """Return lines that name the options in which runs differ beside those that distinguish them, or no line."""
+    runs, _ = intact_runs(select_where(selection.started, where))
+    factors, unexplained = _options_that_differ(runs)
+    if not unexplained:
+        return []
+    different = [str(each) for each in differences(runs, factors) if each.name in unexplained]
+    warnings = [f"the runs differ in more than {', '.join(factors)}: {'; '.join(different)}"]
+    if apart := [each.name for each in obstacles([[run] for run in runs], factors) if each.name in unexplained]:
+        warnings.append(f"losses of runs with another {' or another '.join(apart)} are not comparable")
+    return warnings
+
+
+def _options_that_differ(runs: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
+    """Return the options that distinguish runs, and the others in which the runs differ for no reason known here."""
+    factors = distinguishing_options(runs)
+    unexplained = [each.name for each in differences(runs, factors) if is_config_option(each.name)]
+    return factors, unexplained
 
 
 def row_of(run: RunEntry) -> Row:

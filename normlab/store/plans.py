@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from normlab.config.arms import PREFIX
+from normlab.config.arms import NO_DESIGN, PREFIX, SweepDesign
 from normlab.errors import StoreError
 from normlab.store.files import is_file_name
 from normlab.store.format import PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
@@ -66,6 +66,7 @@ class Plan:
     """Packs that train at once, on each GPU, by a command without `sweep.jobs`."""
     threads: Positive | None = None
     """Threads of each process, because bits depend on them; None in Slurm (`sweep.slurm.cpus`)."""
+    design: SweepDesign = NO_DESIGN
 
     def runs_of(self, pack: Pack) -> list[PlannedRun]:
         return [self.runs[index] for index in pack.runs]

@@ -234,10 +234,11 @@ def _sweep(folder: Path) -> Selection:
             if isinstance(record, RunRecord):
                 pack = replace(record.run.pack, sweep=plan.name)
                 record = replace(record, run=replace(record.run, pack=pack))
-            records.append(replace(record, arm=arm))
+            records.append(replace(record, arm=arm, design=plan.design))
         else:
             problem = f"planned by the sweep {name}, not started"
-            records.append(RunEntry(run, NOT_STARTED, problem=problem, options=flatten(planned.config), arm=arm))
+            options = flatten(planned.config)
+            records.append(RunEntry(run, NOT_STARTED, problem=problem, options=options, arm=arm, design=plan.design))
     return Selection(records, name, folder)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
@@ -177,6 +178,8 @@ class RunEntry:
     """Every option of the config, by dotted name; none for a damaged run."""
     arm: str = field(default="", kw_only=True)
     """The arm of the sweep by whose name it was selected; empty without one."""
+    design: SweepDesign = field(default=NO_DESIGN, kw_only=True)
+    """The design of that sweep; empty without one."""
 
     @property
     def run_id(self) -> str:

@@ -164,7 +164,7 @@ def judge(
     which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
     arms: dict[str, Arm] = {}
-    reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
+    reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable([results])
     controls = [each for claim in study.controls for each in _judge_all([claim], results, unverified, reason, arms)]
     claims = _judge_all(study.claims, results, unverified, reason, arms)
     if failed := [each for each in controls if each.verdict != SUPPORTED]:

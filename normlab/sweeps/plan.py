@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
+from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
@@ -85,10 +86,12 @@ def make_plan(
     show_progress: Callable[[str], None] = lambda _: None,
     *,
     extend: bool = False,
+    design: SweepDesign = NO_DESIGN,
 ) -> PlannedSweep:
     """Return the plan of runs from `compose_sweep`, with the packs of the stored plan, if any; write no file.
 
-    With `extend`, runs that the stored plan lacks are added to it, in packs of their own.
+    With `extend`, runs that the stored plan lacks are added to it, in packs of their own. `design` is that of the
+    command, `arms.design_of`.
 
     Raises:
         ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
@@ -106,7 +109,7 @@ def make_plan(
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
     name = options.name or _default_name(options, [run.planned for run in runs])
     folder = sweep_folder(runs[0].config.results_dir, name)
-    plan = Plan(name, options.pack, [run.planned for run in runs], [])
+    plan = Plan(name, options.pack, [run.planned for run in runs], [], design=design)
     if has_plan(folder):
         stored = read_plan(folder)
         check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
@@ -121,6 +124,7 @@ def make_plan(
         plan = reconcile(stored, replace(plan, runs=old), folder)
         if added:
             plan = _grouped(options, plan, folder, added, gpus)
+            plan = replace(plan, design=stored.design.extended_by(design))
             return PlannedSweep(plan, folder, warnings, gpus, extended=stored)
     elif extend:
         raise ConfigError(

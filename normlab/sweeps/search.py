@@ -22,6 +22,7 @@ from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by
+from normlab.config.arms import SweepDesign, design_of
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
@@ -30,7 +31,7 @@ from normlab.errors import ConfigError
 from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
-from normlab.store.plans import SEARCH, PlannedRun, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
@@ -73,10 +74,13 @@ def planned_sweeps(
     """
     ranges, rest = read_searches(overrides)
     until, rest = read_until(rest)
+    design = replace(
+        design_of(rest), searched=[each.option for each in ranges], baseline="" if until is None else until.against
+    )
     if not ranges:
         if given := [text for text in rest if text.startswith("sweep.trials=")]:
             raise ConfigError(f"{given[0]}: nothing is searched; search an option, as in {EXAMPLE}")
-        yield from _judging(rest, configs, no_more, until, show_progress, extend=extend)
+        yield from _judging(rest, configs, no_more, until, show_progress, design, extend=extend)
         return
     options, composed = compose_sweep(rest, configs)
     _check_baseline(until, composed)
@@ -102,7 +106,8 @@ def planned_sweeps(
             runs = {cell: list(dict.fromkeys([*proposals[cell], *planned_before[cell]])) for cell in cells}
             _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, runs))
             search = replace(options, name=folder.name)
-            planned = make_plan(search, composed, show_progress, extend=not is_new)
+            trials_design = replace(design, baseline="")
+            planned = make_plan(search, composed, show_progress, extend=not is_new, design=trials_design)
             if planned.extended and has_plan(folder.with_name(name)) and not extend:
                 raise ConfigError(
                     f"sweep.trials={options.trials}: sweep {name} has been judged after other trials; choose another "
@@ -126,7 +131,17 @@ def planned_sweeps(
     values_of = {cell: [trial.values] for cell, trial in best.items()}
     named = [text for text in rest if not text.startswith("sweep.name=")] + [f"sweep.name={name}"]
     more = partial(_of_cell, values_of)
-    yield from _judging(named, configs, more, until, show_progress, notes=notes, extend=extend)
+    yield from _judging(named, configs, more, until, show_progress, design, notes=notes, extend=extend)
+
+
+def reason_search_stops(plan: Plan, retry: str) -> str:
+    """Return why a search stops after a trial has failed, and how to `retry` it; empty if the sweep is not a search."""
+    if not plan.name.endswith(SEARCH):
+        return ""
+    return (
+        f"sweep {plan.name.removesuffix(SEARCH)} is not trained, because the search needs the losses of all trials; "
+        f"train the failed ones again: {retry}"
+    )
 
 
 def _judging(
@@ -135,15 +150,19 @@ def _judging(
     more: More,
     until: Until | None,
     show_progress: Callable[[str], None],
+    design: SweepDesign,
     *,
     notes: Sequence[str] = (),
     extend: bool,
 ) -> Iterator[tuple[SweepOptions, PlannedSweep]]:
-    """Yield the sweep with the seeds of the command: once, or each time with more seeds until all is decided."""
+    """Yield the sweep with the seeds of the command: once, or each time with more seeds until all is decided.
+
+    A sweep with nothing left to train is yielded once, too.
+    """
 
     def plan(seeds: list[str], *, extend: bool) -> tuple[SweepOptions, PlannedSweep]:
         options, composed = compose_sweep([*overrides, *seeds], configs, more)
-        planned = make_plan(options, composed, show_progress, extend=extend)
+        planned = make_plan(options, composed, show_progress, extend=extend, design=design)
         if not has_plan(planned.folder):
             planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *notes]))
         return options, planned
@@ -158,14 +177,18 @@ def _judging(
     folder = sweep_folder(composed[0][1].results_dir, options.name)
     stored = read_plan(folder).runs if has_plan(folder) else ()
     seeds = max((run.config["seed"] + 1 for run in stored), default=min(BLOCK, until.most))
+    has_trained = False
     while True:
         is_new = not has_plan(folder)
         options, planned = plan([f"seed=range({seeds})"], extend=not is_new)
         if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
+            has_trained = True
             yield options, planned
         if seeds >= until.most or _is_decided(folder, until):
-            return
+            break
         seeds = min(seeds + BLOCK, until.most)
+    if not has_trained:
+        yield options, planned
 
 
 def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str], RunConfig]]) -> None:

@@ -42,9 +42,9 @@ def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str
     assert [record.arm for record in records] == ["b", "b", "a", "a", "c", "c"]
     table = summarize_by(sweep)
     assert list(table.by) == ["arm", "model.depth"]
-    assert [cell.label for cell in table.cells][:2] == ["a, depth 2", "a, depth 4"]
+    assert [cell.label for cell in table.cells][:2] == ["b, depth 2", "b, depth 4"]
     assert not table_warnings(table.cells, table.by)
-    assert [factor.levels for factor in factors_of(records)] == [("a", "b", "c"), (2, 4)]
+    assert [factor.levels for factor in factors_of(records)] == [("b", "a", "c"), (2, 4)]
     bare, _ = intact_runs(select_runs([str(Path(sweep).parent.parent / "runs")], "results").records)
     assert distinguishing_options(bare) == ["placement", "model.depth", "model.qk_norm"]
     code, out, err = run_command("summarize", sweep, "--where", "arm=c", "--format", "json")
@@ -63,7 +63,7 @@ def test_several_sweeps_are_one_table(
     shared, new = PlannedRun("a2", ["arm=a"], {}), PlannedRun("d2", ["arm=d"], {})
     second = plan_runs(tmp_path, "second", [shared, new])
     assert select_runs([sweep, second], tmp_path).name == "arms + second"
-    cells = ["a 2", "a 4", "b 2", "b 4", "c 2", "c 4", "d 2"]
+    cells = ["b 2", "b 4", "a 2", "a 4", "c 2", "c 4", "d 2"]
     assert [cell.name for cell in summarize_by([sweep, second]).cells] == cells
     assert [cell.name for cell in summarize_by(["arms", "second"], results_dir=tmp_path).cells] == cells
     code, out, err = run_command("summarize", sweep, second, "--format", "json")

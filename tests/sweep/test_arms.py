@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from normlab.config.arms import SweepDesign, design_of
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import ConfigError
 from normlab.options import plain_tree
+from normlab.store.plans import read_plan
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import PlannedSweep, make_plan
 
@@ -90,6 +92,27 @@ def test_the_arms_of_a_stored_sweep_keep_their_names(overrides: list[str]) -> No
     assert planned("arm=[peri: placement=peri, pre: placement=pre]").plan == first.plan
     with pytest.raises(ConfigError, match=r"sweep.name=x: its arm pre is called peri here; keep its name, or choose"):
         planned("arm=[peri: placement=pre, pre: placement=peri]")
+
+
+def test_a_plan_records_what_its_command_sets(overrides: list[str]) -> None:
+    """The options of each arm and of all arms; runs that are added keep those of the arms before."""
+    arms = "arm=[pre: placement=pre optim.groups={embed:{lr:2}}, peri: placement=peri init=gpt2]"
+    command = [*overrides, "+model.bias=false", "seed=0,1", "sweep.name=x"]
+    design = design_of([*command, arms])
+    assert design.arms == {"pre": ["placement", "optim.groups"], "peri": ["placement", "init"]}
+    assert {"model.bias", "seed"} <= {*design.shared}
+    assert not any(option.startswith("sweep.") for option in design.shared)
+    assert list(design_of(["recipe=nanochat,modded_track3"]).arms) == ["nanochat", "modded_track3"]
+    assert design_of(overrides).arms == {}
+
+    first = make_plan(*compose_sweep([*command, arms]), design=design)
+    first.folder.mkdir(parents=True)
+    write_plan(first.folder, first.plan)
+    assert read_plan(first.folder).design == design
+    more = f"{arms[:-1]}, post: placement=post]"
+    added = design_of([*command, more, "eval.ema=0.9"])
+    extended = make_plan(*compose_sweep([*command, more]), extend=True, design=added).plan.design
+    assert extended == SweepDesign([*design.shared, "eval.ema"], design.arms | {"post": ["placement"]})
 
 
 def test_one_run_has_no_arms(run_command: Callable[..., tuple[int, str, str]]) -> None:

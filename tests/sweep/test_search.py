@@ -2,9 +2,11 @@
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -202,6 +204,23 @@ def test_the_name_of_a_search_is_refused(overrides: list[str]) -> None:
         next(planned_sweeps(texts))
 
 
+def test_a_failed_trial_stops_the_search_with_the_command_that_retries_it(
+    overrides: list[str], run_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervise(planned: PlannedSweep, *_: Any, **__: Any) -> SimpleNamespace:
+        return SimpleNamespace(plan=planned.plan, failed={}, code=1)
+
+    monkeypatch.setattr("normlab.sweeps.supervisor.supervise", supervise)
+    command = [*overrides, *GRID, "sweep.trials=4", "--extend"]
+    code, out, _ = run_command("sweep", *command)
+    (line,) = [line for line in out.splitlines() if "needs the losses of all trials" in line]
+    reason, _, retry = line.partition(": normlab ")
+    assert (code, reason.split()[:2]) == (1, ["sweep", "found"])
+    assert shlex.split(retry) == ["sweep", *command, "--retry-failed"]
+    code, out, _ = run_command("sweep", *overrides, "seed=0", "sweep.name=plain")
+    assert (code, "--retry-failed" in out) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -337,12 +356,16 @@ def noisy(config: dict[str, Any]) -> float:
 
 
 def grow(command: Sequence[str], most: int | None = None) -> list[PlannedSweep]:
-    """Train the sweeps of a command, or only some packs of the first one, as if it was killed then."""
+    """Train the sweeps of a command, or only some packs of the first one, as if it was killed then.
+
+    Return the sweeps that had something left to train.
+    """
     made: list[PlannedSweep] = []
     for _, planned in planned_sweeps(command):
-        made.append(planned)
-        if train(planned, most, noisy) and most:
-            break
+        if train(planned, most, noisy):
+            made.append(planned)
+            if most:
+                break
     return made
 
 
@@ -360,7 +383,10 @@ def test_seeds_are_added_until_every_difference_is_decided(overrides: list[str],
     seeds = [sorted({seed for _, _, seed in rates(each.plan)}) for each in made]
     assert seeds[:-1] == [list(range(n)) for n in range(4, len(seeds[-1]), 4)]
     assert 4 < len(seeds[-1]) < 18
-    assert not grow([*overrides, *UNTIL])  # nothing is left to train
+    assert not grow([*overrides, *UNTIL])
+    ((_, ended),) = planned_sweeps([*overrides, *UNTIL])  # nothing is left to train, which the command prints
+    assert ended.plan == read_plan(made[-1].folder)
+    assert ended.plan.design.baseline == "norm=rmsnorm"
     command = ["summarize", str(made[-1].folder), "--test", "anytime", "--against", "norm=rmsnorm", "--format", "json"]
     code, out, _ = run_command(*command)
     assert code == 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
-from normlab.analysis.cells import Cell, resolved_differences
+from normlab.analysis.cells import Cell, reason_cells_not_comparable, resolved_differences
 from normlab.analysis.comparability import reason_not_comparable
 from normlab.analysis.factor_tests import rate_numbers
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
@@ -44,7 +44,8 @@ class Fact(NamedTuple):
 
 def not_comparable(cells: Sequence[Cell]) -> str:
     """Return the sentence that says why the cells have no best one, or an empty text."""
-    reason = reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
+    runs = [run for cell in cells for run in cell.runs if run.has_loss]
+    reason = reason_not_comparable([runs], cells[0].by if cells else ())
     return reason and f"No best cell: {reason}."
 
 
@@ -79,7 +80,7 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
     elif reason := not_comparable(cells):
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
-        with_best = {size: ranked for size, ranked in sizes.items() if not cells[ranked[0]].has_bad_outcome}
+        with_best = {size: ranked for size, ranked in sizes.items() if _has_best(cells, ranked)}
         margins = compare_with_best(cells, with_best)
         facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, margins)]
     if not not_comparable(cells):
@@ -88,15 +89,23 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
 
+def _has_best(cells: Sequence[Cell], ranked: Sequence[int]) -> bool:
+    """Whether the first of the ranked cells is the best one: they are comparable, and it has no bad outcome."""
+    is_comparable = not reason_cells_not_comparable([cells[index] for index in ranked])
+    return is_comparable and not cells[ranked[0]].has_bad_outcome
+
+
 def _best_of_size(
     cells: Sequence[Cell], size: str, ranked: Sequence[int], margins: Mapping[str, Sequence[Comparison]]
 ) -> Iterator[Fact]:
+    at = f" at {size}" if size else ""
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."
         yield Fact(f"{cell.label}: {text}", size, cell.label, text)
+    elif reason := reason_cells_not_comparable([cells[index] for index in ranked]):
+        yield Fact(f"No best cell{at}: {reason}.", size)
     elif cell.has_bad_outcome:
-        at = f" at {size}" if size else ""
         yield Fact(f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed.", size)
     else:
         name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
@@ -154,7 +163,7 @@ def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
 
 def _selection_note(cells: Sequence[Cell]) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
-    sizes = [len(ranked) for ranked in rank_by_size(cells).values() if not cells[ranked[0]].has_bad_outcome]
+    sizes = [len(ranked) for ranked in rank_by_size(cells).values() if _has_best(cells, ranked)]
     rates = [len(cell.losses) for cell in cells if cell.losses]
     selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
     if max(sizes, default=0) > 2 and not not_comparable(cells):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,13 +122,13 @@ def sweep(
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.config.compose import PACKAGED
-    from normlab.sweeps.search import planned_sweeps
+    from normlab.sweeps.search import planned_sweeps, reason_search_stops
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
         raise ConfigError("sweep: varies no option; give one several values, such as norm=rmsnorm,layernorm seed=0,1")
-    code, planned = 0, None
+    code = 0
     for number, (options, planned) in enumerate(planned_sweeps(texts, configs, show_progress, extend=extend)):
         if not number:
             warn_of_replaced(texts)
@@ -136,10 +137,12 @@ def sweep(
             return 0
         code = train_planned(planned, options, retry_failed=retry_failed)
         report_uploads(planned.folder, planned.plan)
+        if code == 1:  # a pack has failed, and there was no signal
+            retry = _retry_command(texts, config_dir, config_name, extend=extend)
+            if reason := reason_search_stops(planned.plan, retry):
+                echo(reason)
         if code:
             return code
-    if planned is None:  # with seed=until(...)
-        echo("nothing is left to train; `normlab summarize NAME --test anytime` prints what is decided")
     return code
 
 
@@ -150,6 +153,18 @@ def with_folder(overrides: list[str] | None, results_dir: str | None) -> list[st
     from normlab.config.compose import quote
 
     return [*(overrides or ()), f"results_dir={quote(results_dir)}"]
+
+
+def _retry_command(texts: list[str], config_dir: str | None, config_name: str, *, extend: bool) -> str:
+    """Return the command that repeats a sweep and trains its failed runs again."""
+    command = ["normlab", "sweep", *texts]
+    if config_dir is not None:
+        command += ["--config-dir", config_dir]
+    if config_name != "train":
+        command += ["--config-name", config_name]
+    if extend:
+        command.append("--extend")
+    return shlex.join([*command, "--retry-failed"])
 
 
 def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:

@@ -73,7 +73,9 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
         yield "failed packs are skipped; the same command with --retry-failed retries them"
     if states["left to train"]:
         yield "the same command trains the remaining runs"
-    yield f"normlab summarize {plan.name if folder.parent.parent == Path('results') else folder}"
+    name = plan.name if folder.parent.parent == Path("results") else folder
+    test = " --test anytime" if plan.design.baseline else ""
+    yield f"normlab summarize {name}{test}"
 
 
 def _outcome(folder: Path, run: PlannedRun) -> str:

@@ -57,8 +57,8 @@ def make_folder(clone: Path, folder: Path, corpus: Corpus) -> None:
     data.mkdir(parents=True)
     for part, tokens_N in (("train", corpus.train), ("val", corpus.val)):
         np.asarray(tokens_N).astype(np.uint16).tofile(data / f"{part}.bin")
-    # Without meta.pkl train.py has its own default, GPT-2's vocabulary padded to a multiple of 64. normlab pads its output
-    # matrix in the same way on a GPU.
+    # Without meta.pkl train.py has its own default, GPT-2's vocabulary padded to a multiple of 64. On a GPU normlab
+    # pads its output matrix in the same way.
     if corpus.tokenizer.vocab_size != GPT2_VOCABULARY:
         (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": corpus.tokenizer.vocab_size}))
 

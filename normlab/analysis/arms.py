@@ -4,12 +4,13 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations_with_replacement
 from statistics import fmean, stdev
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.comparability import differences
+from normlab.analysis.comparability import differences, obstacles
 from normlab.analysis.learning_rates import Losses, shared_lr
-from normlab.analysis.settings import select_where, setting, sort_key
+from normlab.analysis.settings import parse_conditions, resolve_options, select_where, setting, sort_key
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
 
@@ -135,6 +136,31 @@ class StudyRuns:
         if not all(isinstance(value, int | float) for value in values):
             raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
         return sorted(float(value) for value in values)  # pyright: ignore
+
+    def reason_not_comparable(self, intended: Sequence[str] = ()) -> str:
+        """Return why the arms that were used must not be compared, or an empty text.
+
+        Two arms may differ in compute or data only by options that one of them names in a condition with `=`, or that
+        are `intended`.
+
+        Raises:
+            ConfigError: No run has an intended option.
+        """
+        intended = resolve_options(intended, self.results, "intended")
+        # An arm is paired with itself, too: it may have another size at some of its learning rates.
+        for arm, other in combinations_with_replacement(self.used.values(), 2):
+            factors = [*self._named_options(arm), *self._named_options(other), *intended]
+            by_rate = [
+                [run for run in each.runs if run.lr == lr] for each in (arm, other) for lr in each.learning_rates
+            ]
+            if different := "; ".join(map(str, obstacles(by_rate, factors))):
+                return f"the arms [{arm.where}] and [{other.where}] differ in {different}, which no condition names"
+        return ""
+
+    def _named_options(self, arm: Arm) -> list[str]:
+        """Return the options that the conditions of an arm give one value."""
+        conditions = parse_conditions([arm.where] if arm.where else [], "arm")
+        return resolve_options([each.option for each in conditions if each.sign in ("=", "==")], self.results, "arm")
 
     def common_lr(self, arms: Sequence[Arm]) -> float | None:
         """Return the learning rate with the best mean rank over the arms, on the choosing seeds."""

@@ -151,6 +151,11 @@ class Claim:
     """Who says it: author, year, arXiv id."""
     effect: float | None = None
     """The value that the claim expects, for the power; by default none is stated."""
+    intended: Sequence[str] = ()
+    """The options of compute in which its arms differ on purpose, besides those that their conditions name.
+
+    They are not part of the criterion: the grids are, and decide which runs are compared.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ register_study(
                 Slope(f"{arm('batchnorm')},train.batch_size>=4", "train.batch_size", EvalGap()),
                 AtMost(0.0),
                 THIS,
+                intended=["train.steps"],  # equal tokens at every batch size
             ),
             Claim(
                 "leak",

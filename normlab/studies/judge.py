@@ -242,6 +242,7 @@ def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason:
     estimator = claim.estimator
     try:
         estimate = estimator.estimate(runs)
+        reason = reason or runs.reason_not_comparable(claim.intended)
     except ConfigError as error:
         return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan))
     found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests))

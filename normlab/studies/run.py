@@ -71,6 +71,16 @@ class Attempt:
         every = [self.sweep_folder(grid, block) for block in self.blocks for grid in self.study.grids]
         return [folder for folder in every if has_plan(folder)]
 
+    def overrides_of(self, grid: Grid, block: range, more: Sequence[str] = ()) -> list[str]:
+        """Return the overrides of a grid's sweep for the seeds of a block."""
+        from normlab.config.compose import quote
+
+        # The seeds vary slowest, so that the arms of a seed are trained one after the other.
+        seeds = f"seed=range({block.start},{block.stop})"
+        name, folder = self.sweep_folder(grid, block).name, quote(self.results_dir)
+        setting = shlex.split(SETTINGS[self.setting])
+        return [seeds, *grid.arguments, *setting, *more, f"sweep.name={name}", f"results_dir={folder}"]
+
     def compose(
         self, block: range, overrides: Sequence[str] = ()
     ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
@@ -79,16 +89,10 @@ class Attempt:
         Raises:
             ConfigError: An override is invalid.
         """
-        from normlab.config.compose import compose_sweep, quote
+        from normlab.config.compose import compose_sweep
 
         for grid in self.study.grids:
-            # The seeds vary slowest, so that the arms of a seed are trained one after the other.
-            seeds = f"seed=range({block.start},{block.stop})"
-            own = [
-                *shlex.split(SETTINGS[self.setting]), *overrides,
-                f"sweep.name={self.sweep_folder(grid, block).name}", f"results_dir={quote(self.results_dir)}",
-            ]  # fmt: skip
-            yield grid, *compose_sweep([seeds, *grid.arguments, *own])
+            yield grid, *compose_sweep(self.overrides_of(grid, block, overrides))
 
     def plan(
         self, block: range, claims: Sequence[Claim], results: Sequence[RunRecord], overrides: Sequence[str] = ()
@@ -100,16 +104,17 @@ class Attempt:
         Raises:
             ConfigError, DataError, StoreError: As `normlab sweep`.
         """
+        from normlab.config.arms import design_of
         from normlab.sweeps.plan import make_plan
 
         note = f"study {self.study.name}, criterion {self.study.criterion_hash()}"
         grids = list(self.compose(block, overrides))
         planned = [_planned(config) for _, _, composed in grids for _, config in composed]
         needed = None if block == self.blocks[0] else set(_needed(claims, planned, results))
-        for _, options, composed in grids:
+        for grid, options, composed in grids:
             kept = [each for each in composed if needed is None or each[1].config_hash in needed]
             if kept:
-                sweep = make_plan(options, kept)
+                sweep = make_plan(options, kept, design=design_of(self.overrides_of(grid, block, overrides)))
                 notes = sweep.plan.notes
                 if criterion_of(notes) is None:
                     sweep = replace(sweep, plan=replace(sweep.plan, notes=[*notes, note]))
@@ -148,15 +153,23 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
     """Check, before any run of a study, that its grids have the arms of all claims.
 
     Raises:
-        ConfigError: No run meets the conditions of an arm, or they leave an option free; the message names the claim.
+        ConfigError: No run meets the conditions of an arm, they leave an option free, or the arms of a claim differ in
+            compute or data by an option that no condition names; the message names the claim.
     """
     by_identity = {canonical_hash(config.identity()): config for config in configs}
     planned = [_planned(config) for config in by_identity.values()]
     for claim in (*study.claims, *study.controls):
+        runs = StudyRuns(planned)
         try:
-            claim.estimator.estimate(StudyRuns(planned))
+            claim.estimator.estimate(runs)
+            reason = runs.reason_not_comparable(claim.intended)
         except ConfigError as error:
             raise ConfigError(f"study {study.name}: claim {claim.name}: {error}") from None
+        if reason:
+            raise ConfigError(
+                f"study {study.name}: claim {claim.name}: {reason}; give all arms one value, or name the option in "
+                "their conditions or in the claim's `intended`"
+            )
 
 
 def _planned(config: RunConfig) -> RunRecord:

@@ -1,5 +1,6 @@
 """Every study, on records made up for its grids: its arms are in its grids, and its report can be written."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from synthetic_runs import Record
 
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.table import CellsTable
+from normlab.errors import ConfigError
 from normlab.options import plain_tree
 from normlab.report.figure_data import Figure, make_figure
 from normlab.store.query import Selection, find_runs
@@ -18,7 +20,7 @@ from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.judge import judge
 from normlab.studies.report import write_report
-from normlab.studies.run import Attempt, Evidence
+from normlab.studies.run import Attempt, Evidence, check_arms
 
 load_studies()
 BASELINES = {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192}
@@ -52,7 +54,7 @@ def test_the_report_of_a_study_can_be_written(name: str, tmp_path: Path, monkeyp
     evidence = make_up(attempt, tmp_path)
     verdicts = judge(STUDIES[name], evidence.results, unverified={})
     for each in (*verdicts.claims, *verdicts.controls):
-        assert not re.search("no estimate|edge", each.reason)
+        assert not re.search("no estimate|edge|differ", each.reason)
         assert each.claim.text.endswith(".")
     # Made-up records have no statistics and no curves: the loss takes their place in the pictures.
     monkeypatch.setattr("normlab.studies.report.make_figure", figure_of_losses)
@@ -60,6 +62,27 @@ def test_the_report_of_a_study_can_be_written(name: str, tmp_path: Path, monkeyp
     report = json.loads((tmp_path / "studies" / name / "report.json").read_text())
     assert report["attempts"][0]["runs"] == len(evidence.results)
     assert STUDIES[name].question in (tmp_path / "studies" / "README.md").read_text()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_the_arms_of_a_study_differ_in_compute_only_on_purpose(name: str, tmp_path: Path) -> None:
+    """`check_arms` rejects a study whose grids hide another size."""
+    study = STUDIES[name]
+    for setting in study.settings:
+        composed = Attempt(study, str(tmp_path), setting).compose(range(1))
+        check_arms(study, [config for _, _, runs in composed for _, config in runs])
+
+
+def test_a_study_with_a_hidden_difference_in_compute_is_rejected_unless_its_claim_intends_it(tmp_path: Path) -> None:
+    study = STUDIES["norm_cost"]
+    (control,) = study.controls
+    hidden = dataclasses.replace(study, controls=[dataclasses.replace(control, intended=[])])
+    configs = [config for _, _, runs in Attempt(study, str(tmp_path)).compose(range(1)) for _, config in runs]
+    check_arms(study, configs)
+    problem = "claim wider_is_slower: the arms .* differ in train.steps 40 and 400, which no condition names"
+    with pytest.raises(ConfigError, match=problem):
+        check_arms(hidden, configs)
 
 
 def figure_of_losses(kind: str, table: CellsTable, **options: Any) -> Figure:

@@ -10,10 +10,12 @@ from scipy import stats
 from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence
+from normlab.analysis.settings import setting
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, Slope, difference, over_seeds
 from normlab.studies.judge import AtBest, Judgement, as_row, from_row, is_futile, judge, largest_deviation
+from normlab.studies.over_grid import OverGrid
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -166,6 +168,65 @@ def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path)
     make_run("other", placement="pre", lr=3e-3, seed=99, run={"corpus": {"name": "b", "sha256": "b" * 64}})
     found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason.startswith("the runs differ in corpus b bbbbbbbb and stdlib")
+
+
+NARROW, WIDE = {"width": 32}, {"width": 64}
+TWO_WIDTHS = "the arms [{}] and [{}] differ in model.width 32 and 64, which no condition names"
+POST_AND_PRE = TWO_WIDTHS.format("placement=post", "placement=pre")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_arms_of_other_sizes_that_no_condition_names_are_void(results, which):
+    """A claim and a control, which makes every verdict void."""
+    found = results(pre=WIDE, post=NARROW)
+    study = dataclasses.replace(STUDY, **{("claims", "controls")[which]: [CLAIM]})
+    verdicts = judge(study, found, unverified={})
+    (judgement,) = (verdicts.claims, verdicts.controls)[which]
+    assert (judgement.verdict, judgement.reason) == ("void", POST_AND_PRE)
+    assert verdicts.claims[0].verdict == "void"
+
+
+def test_arms_of_other_sizes_are_judged_if_a_condition_names_or_the_claim_intends_the_option(results):
+    found = results(pre=WIDE, post=NARROW)
+    named = dataclasses.replace(CLAIM, estimator=difference("placement=post", "placement=pre,width=64"))
+    a_range = dataclasses.replace(CLAIM, estimator=difference("placement=post", "placement=pre,width>=32"))
+    intended = dataclasses.replace(CLAIM, intended=["model.width"])
+    claims = [named, a_range, intended, dataclasses.replace(CLAIM, intended=["model.depth"])]
+    judged = [verdict(dataclasses.replace(STUDY, claims=[claim]), found) for claim in claims]
+    assert [each.verdict for each in judged] == ["supported", "void", "supported", "void"]
+    post_and_range = TWO_WIDTHS.format("placement=post", "placement=pre,width>=32")
+    assert [each.reason for each in judged] == ["", post_and_range, "", POST_AND_PRE]
+
+
+def test_an_option_that_one_arm_names_may_not_differ_between_two_others(results, make_run, tmp_path):
+    results(pre=NARROW, post=WIDE)
+    for lr, seed in itertools.product(RATES, range(14)):
+        make_run(f"peri-{lr}-{seed}", placement="peri", lr=lr, seed=seed, width=48)
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
+    three = Contrast({"placement=peri,model.width=48": 1.0, "placement=post": -0.5, "placement=pre": -0.5})
+    claim = dataclasses.replace(CLAIM, estimator=three)
+    assert verdict(dataclasses.replace(STUDY, claims=[claim]), found).reason == POST_AND_PRE
+
+
+def test_another_size_at_some_learning_rates_of_an_arm_is_void(results, make_run, tmp_path):
+    results(pre=NARROW, post=NARROW)
+    for placement, seed in itertools.product(("pre", "post"), range(14)):
+        make_run(f"{placement}-wide-{seed}", placement=placement, lr=3e-2, seed=seed, width=64)
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
+    assert verdict(STUDY, found).reason == TWO_WIDTHS.format("placement=post", "placement=post")
+
+
+def test_arms_with_the_same_mixture_of_sizes_are_judged(results, make_run, tmp_path):
+    """Such as both widths: an estimate over all runs of a seed is then a mean over them."""
+    results(pre=NARROW, post=NARROW)
+    for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(14)):
+        make_run(f"{placement}-{lr}-wide-{seed}", placement=placement, lr=lr, seed=seed, width=64)
+    claim = dataclasses.replace(CLAIM, estimator=OverGrid("sensitivity", "placement=post", "placement=pre"))
+    study = dataclasses.replace(STUDY, claims=[claim])
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
+    assert verdict(study, found).verdict != "void"
+    without = [run for run in found if setting(run, "model.width") == 32 or setting(run, "placement") == "pre"]
+    assert verdict(study, without).reason == POST_AND_PRE
 
 
 def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from normlab.studies.base import Grid, Study
+from normlab.studies.run import Attempt
+
 STUDY = """
 from dataclasses import dataclass
 
@@ -243,6 +246,22 @@ def test_a_dry_run_prints_the_first_block_and_leaves_nothing(run_command, tmp_pa
         assert "tokens  17,664 to train on" in out
         assert out.endswith(f"then more seeds, at most up to {seeds}, until every claim is decided\n")
     assert not (tmp_path / "results").exists()
+
+
+def test_the_plan_of_a_grid_has_the_options_of_its_arms_and_of_its_setting(tmp_path: Path) -> None:
+    """Readers of several sweeps need them to tell what the arms differ in from what the sweeps differ in."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    overrides = (
+        f"model=gpt2_nano model.depth=1 model.context=8 data=files data.path={tmp_path}/text.txt data.tokenizer=chars "
+        "'arm=[pre: placement=pre, post: placement=post init=gpt2]' train.steps=3 optim.warmup_steps=1 "
+        "eval.sequences=2 stats=off"
+    )
+    study = Study("arms", "Are arms known?", [Grid("all", overrides)], [])
+    attempt = Attempt(study, str(tmp_path / "results"), "wide")
+    [planned] = attempt.plan(attempt.blocks[0], [], [])
+    design = planned.sweep.plan.design
+    assert design.arms == {"pre": ["placement"], "post": ["placement", "init"]}
+    assert {"model.depth", "model.width", "model.heads"} <= {*design.shared}
 
 
 @pytest.mark.parametrize("command", ["show", "run"])

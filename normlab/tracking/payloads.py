@@ -6,6 +6,7 @@ tensor that the statistic is computed from, so that W&B shows one section for ea
 Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -160,10 +161,22 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
     given_name = None if run["name"] == run["run_id"] else run["name"]
     return {
         "name": printable(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
-        "group": plan and printable(plan.name)[:LONGEST_NAME],
-        "job_type": printable(" ".join(job_type))[:LONGEST_TAG],
-        "tags": list(dict.fromkeys(printable(tag)[:LONGEST_TAG] for tag in overrides or configuration)),
+        "group": plan and _shortened(plan.name, LONGEST_NAME),
+        "job_type": _shortened(" ".join(job_type), LONGEST_TAG),
+        "tags": list(dict.fromkeys(_shortened(tag, LONGEST_TAG) for tag in overrides or configuration)),
     }
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return a text of at most `length` characters; a longer one ends with its hash.
+
+    W&B averages runs of one group and job type, so that long labels of different cells must not become equal.
+    """
+    shown = printable(text)
+    if len(shown) <= length:
+        return shown
+    end = f"...{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
+    return shown[: length - len(end)] + end
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

@@ -133,7 +133,22 @@ def test_labels(tmp_path: Path) -> None:
     long = Plan("g", "auto", [PlannedRun(run["run_id"], ["run.x=" + "x" * 98], {})], [])
     labels = labels_of(run | {"name": "n"}, long)
     assert (labels["name"], labels["group"]) == ("n", "g")
-    assert [labels["job_type"], *labels["tags"]] == ["run.x=" + "x" * 58] * 2
+    assert labels["job_type"].startswith("run.x=" + "x" * 47 + "...")
+    assert labels["tags"] == [labels["job_type"]]
+
+
+def test_long_labels_of_different_cells_stay_different(tmp_path: Path) -> None:
+    """W&B averages the runs of one group and job type, whose lengths it limits."""
+    run = folder_of(tmp_path, "train.steps=1").run()
+    cell = ["norm=rmsnorm", "placement=peri", "model.depth=8", "train.batch_size=16"]
+    labels = []
+    for name, lr, seed in (("a", 1e-3, 0), ("a", 1e-3, 1), ("a", 3e-3, 0), ("b", 1e-3, 0)):
+        planned = PlannedRun(run["run_id"], [*cell, f"optim.lr={lr:g}", f"seed={seed}"], {})
+        labels.append(labels_of(run, Plan("x" * 200 + name, "auto", [planned], [])))
+    job_types, groups = ([each[key] for each in labels] for key in ("job_type", "group"))
+    assert (job_types[0] == job_types[1] == job_types[3], job_types[0] != job_types[2]) == (True, True)
+    assert (groups[0] == groups[1] == groups[2], groups[0] != groups[3]) == (True, True)
+    assert (max(map(len, job_types)), max(map(len, groups))) == (64, 128)
 
 
 def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
     [
         ([], "--data: names no text; add --data FILE"),
         (["--data", "missing.txt"], "missing.txt: no such file or folder"),
-        (["--data", "table.parquet"], "table.parquet"),
+        (
+            ["--data", "table.parquet"],
+            "table.parquet: .parquet is a format of tables, not of text; write its text into a .txt",
+        ),
         (["--data", "empty.txt"], "--data empty.txt: has no text; leave it out"),
     ],
 )

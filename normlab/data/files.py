@@ -178,8 +178,8 @@ def _check_suffix(source: Source) -> None:
     suffix = "~" if source.name.endswith("~") else source.path.suffix.lower()
     if suffix in TABLE_SUFFIXES:
         raise DataError(
-            f"{source.path}: data=files reads no {suffix}; put files of this format into a folder, and set data=hub "
-            "data.name=FOLDER"
+            f"{source.path}: {suffix} is a format of tables, not of text; write its text into a .txt file, or, to "
+            "train on it, put such files into a folder and set data=hub data.name=FOLDER"
         )
     if suffix not in TEXT_SUFFIXES:
         raise DataError(

@@ -78,9 +78,12 @@ def test_prose_markup_and_source_code_are_text(files: Files) -> None:
 def test_error_for_a_table_names_the_data_that_reads_it(name: str, files: Files) -> None:
     config = files({"a.txt": "a", f"deep/{name}": '{"text": "a"}'})
     suffix = Path(name).suffix.lower()
-    hint = "put files of this format into a folder, and set data=hub data.name=FOLDER"
+    hint = (
+        "write its text into a .txt file, or, to train on it, put such files into a folder and set data=hub "
+        "data.name=FOLDER"
+    )
     for path in (config.path[0], f"{config.path[0]}/deep/{name}"):
-        with pytest.raises(DataError, match=rf"deep/{name}: data=files reads no {suffix}; {hint}$"):
+        with pytest.raises(DataError, match=rf"deep/{name}: {suffix} is a format of tables, not of text; {hint}$"):
             find_sources(FilesData(path=[path]))
 
 

@@ -58,7 +58,7 @@ def outputs(results: str, run_command: Command) -> list[object]:
         [make_figure(kind, table) for kind in ("loss", "lr", "factor", "layers")],
         page_data(selection, None, ()),
         str(next(verify_runs(runs))),
-        normlab.runs("first", results_dir=results).to_csv(),
+        normlab.runs("first", results_dir=results).drop(columns="folder").to_csv(),
         normlab.load("first", results, where=RUN).sample("def", tokens=4),
     ]
 

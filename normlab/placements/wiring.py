@@ -6,6 +6,7 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -48,6 +49,12 @@ class Branch:
         return branch_BTD
 
 
+@lru_cache(maxsize=64)  # each layer asks again, which would be quadratic in the depth
+def _is_needed(schedule: Callable[[int, int], float], depth: int) -> bool:
+    """Return whether the factor of any layer is not 1."""
+    return any(schedule(layer, depth) != 1.0 for layer in range(1, depth + 1))
+
+
 class Residual(nn.Module):
     """x <- C(a x + r g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors.
 
@@ -71,7 +78,7 @@ class Residual(nn.Module):
         self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
         for name in ("skip", "branch", "shrink"):
             schedule = getattr(sub, name)
-            needed = any(schedule(other, depth) != 1.0 for other in range(1, depth + 1))
+            needed = _is_needed(schedule, depth)
             # A buffer in every layer if any layer needs the factor, so that all layers share one compiled graph. A
             # float64 scalar multiplies a float32 tensor as a float32 number, and a float64 tensor without loss.
             self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if needed else None)

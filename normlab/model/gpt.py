@@ -26,13 +26,13 @@ SMALL_VOCAB = 1024
 """Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the
 padding."""
 
-DEEP = 200
-"""Largest depth that is built without a message; building and fingerprinting take time in proportion to the depth."""
+DEEP = 1000
+"""Largest depth that is built without a message. Building and fingerprinting take time in proportion to the depth."""
 
 
 @cache  # a command builds several models of the same depth
 def notify_of_depth(depth: int) -> None:
-    notify(f"model.depth={depth}: building the blocks one by one, which can take minutes; a smaller depth is faster")
+    notify(f"model.depth={depth}: building the blocks, which takes seconds for each hundred of them")
 
 
 def padding_of(weight: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""A model so deep that building it takes long is announced before it is built."""
+"""A model that takes long to build, because it is deep, is announced before."""
 
 import pytest
 

@@ -140,8 +140,12 @@ def run_command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, s
 def command(tmp_path: Path, run_command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs `normlab train` with OVERRIDES: exit code, stdout, stderr."""
     from support.run_folders import OVERRIDES
+    from support.small_run import without_replaced
 
-    return lambda *overrides: run_command("train", *OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides)
+    def train(*overrides: str) -> tuple[int, str, str]:
+        return run_command("train", *without_replaced([*OVERRIDES, f"results_dir={tmp_path / 'results'}", *overrides]))
+
+    return train
 
 
 @pytest.fixture(scope="module")

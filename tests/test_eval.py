@@ -53,7 +53,9 @@ def test_unknown_characters_are_counted(overrides: list[str], capsys: pytest.Cap
     )
 
 
-def test_share_of_the_text_that_a_tokenizer_changes(overrides: list[str], tmp_path: Path, run_command: Command) -> None:
+def test_share_of_the_text_that_a_tokenizer_changes(
+    overrides: list[str], tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tokenizer of lower case: its loss is that of another text, of which bits/byte would count the bytes."""
     definition = Tokenizer.from_str(train_bpe(["the cat sat on a mat"], 300).definition)
     definition.normalizer = normalizers.Lowercase()
@@ -67,6 +69,7 @@ def test_share_of_the_text_that_a_tokenizer_changes(overrides: list[str], tmp_pa
     assert (code, upper["changed"], lower["changed"]) == (0, 4 / 8, 0)
     assert upper["loss"] == lower["loss"]  # the same tokens
     assert err.count("changes at least 4 of 8 characters of the text") == 1
+    monkeypatch.setenv("COLUMNS", "400")  # the paths of the files are long
     code, out, err = run_command("eval", str(folder.path), *data)
     assert ("50.00%" in out, "0.00%" in out) == (True, True)
     assert "compares models with different tokenizers only where it is 0" in out

@@ -55,12 +55,12 @@ def insert_a_row(folder: RunFolder) -> None:
         (
             delete_checkpoints,
             "{run}: the run took steps, and its checkpoints are missing (`normlab rm --checkpoints` deletes "
-            "them); put them back, " + FRESH,
+            "them, `normlab share` leaves them out); put them back, " + FRESH,
         ),
         (
             delete_status_and_checkpoints,
             "{run}: the run took steps, and its checkpoints are missing (`normlab rm --checkpoints` deletes "
-            "them); put them back, " + FRESH,
+            "them, `normlab share` leaves them out); put them back, " + FRESH,
         ),
         (
             delete_run_json,

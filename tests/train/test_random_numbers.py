@@ -11,6 +11,7 @@ from normlab.config.compose import compose_run
 from normlab.model.small import build_small, shrink, tokens
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
+from normlab.source_text import code_of
 from support.run_folders import Train, differences
 from support.small_steps import norm_in
 
@@ -60,4 +61,6 @@ def test_plugin_that_draws_random_numbers_resumes_bit_identically(
     assert differences(whole.path, train(*options).path) == []
     (copy,) = (folder.path / "plugins").iterdir()
     assert copy.read_text() == DRAWING
-    assert folder.run()["identity"]["versions"]["norm"] == hashlib.sha256(copy.read_bytes()).hexdigest()
+    assert (
+        folder.run()["identity"]["versions"]["norm"] == hashlib.sha256(code_of(copy.read_bytes()).encode()).hexdigest()
+    )

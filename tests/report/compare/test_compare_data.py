@@ -79,7 +79,10 @@ def test_a_contrast_has_one_p_value_on_the_page_and_in_the_table(make_run, compa
     assert "corrected by Holm's method for 4 comparisons, of all cells with their baselines" in " ".join(out.split())
 
 
-def test_every_cell_has_the_numbers_of_learning_rates_that_summarize_prints(make_run, compare, run_command, tmp_path):
+def test_every_cell_has_the_numbers_of_learning_rates_that_summarize_prints(
+    make_run, compare, run_command, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "400")
     rng = np.random.default_rng(3)
     norms = ("layernorm", "rmsnorm", "dyt", "derf", "crmsnorm", "prmsnorm")
     for (index, norm), (at, lr), seed in itertools.product(enumerate(norms), enumerate((1e-3, 1e-2, 0.3)), range(3)):

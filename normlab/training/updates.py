@@ -157,11 +157,12 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     """Return matrices, (L, ..., n, m), whose singular values are near 1, with the singular vectors of the given ones.
 
     Newton-Schulz: x <- x / |x|, then `steps` times x <- a x + (b y + c y y) x, with y = x x^T. In bfloat16 on a GPU, in
-    the dtype of x on a CPU. The result does not depend on |x|; a matrix of zeros stays one.
+    the dtype of x on a CPU. The result does not depend on |x|; a zero matrix stays zero.
 
-    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere. Both bound
-    |x|: the first adds 1e-7, torch takes at least 1e-7, which makes the update of a small gradient small. Where |x| is
-    above 1e-7 the result is that of torch. The convergent polynomial: KellerJordan/modded-nanogpt, track 3.
+    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere. Both limit
+    the divisor (KellerJordan adds 1e-7 to |x|, torch takes max(|x|, 1e-7)), so tiny gradients get tiny updates. Here
+    they do not. For |x| > 1e-7 the result equals torch's; KellerJordan's differs by 1e-7 / |x|. The convergent
+    polynomial: KellerJordan/modded-nanogpt, track 3.
     """
     a, b, c = POLYNOMIALS[polynomial]
     is_tall = x_NM.shape[-2] > x_NM.shape[-1]
@@ -177,12 +178,12 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
 
 
 def scale_by_power_of_two(x_NM: Tensor) -> Tensor:
-    """Return matrices whose largest element is at least 1/2 and below 1; a matrix of zeros stays one.
+    """Return matrices whose largest element is at least 1/2 and below 1; a zero matrix stays zero.
 
-    Each matrix is multiplied by a power of two, which changes no digit. Where all elements are below `SMALLEST`, the
-    largest one stays below 1/2.
+    Each matrix is multiplied by a power of two, which changes no digit. Where all elements are below the smallest
+    normal number of the dtype, the largest one stays below 1/2.
     """
-    largest = x_NM.abs().amax((-2, -1), keepdim=True).clamp(min=SMALLEST)
+    largest = x_NM.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x_NM.dtype).smallest_normal)
     mantissa, _ = torch.frexp(largest)
     return x_NM * (mantissa / largest)
 
@@ -253,13 +254,15 @@ def _update(options: Orthogonal, group: Matrices) -> None:
 
 ROW_EPS = 1e-10
 """Added to the divisors of NorMuon, as in its public code: beside an orthogonal matrix, not beside a gradient."""
-SMALLEST = torch.finfo(torch.float32).tiny
-"""The smallest normal number of float32 and bfloat16: the divisor of a matrix of zeros."""
 
 
 def _unit(x_NM: Tensor) -> Tensor:
-    """Return matrices divided by their Frobenius norm; a matrix of zeros stays one."""
-    return x_NM / torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=SMALLEST)
+    """Return matrices divided by their Frobenius norm; a zero matrix stays zero.
+
+    The divisor is at least the smallest normal number of the dtype.
+    """
+    norm = torch.linalg.matrix_norm(x_NM, keepdim=True)
+    return x_NM / norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)
 
 
 Unit = tuple[int, ...]

@@ -195,6 +195,23 @@ def test_matrices_that_are_updated_together_may_differ_in_size(dtype: torch.dtyp
     assert torch.equal(found[1], torch.zeros_like(found[1]))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "factor", "tolerance"),
+    [
+        (torch.float16, 2.0**-20, 0.02),  # below the smallest normal number
+        (torch.float32, 2.0**-100, 1e-4),
+        (torch.bfloat16, 2.0**-100, 0.1),
+        (torch.float64, 2.0**-1000, 1e-10),
+    ],
+)
+def test_small_matrices_are_those_of_the_dtype(dtype: torch.dtype, factor: float, tolerance: float) -> None:
+    small = (factor * drawn(0)["up"][None]).to(dtype)
+    found, expected = orthogonalise(small, 5), orthogonalise(small.double() / factor, 5)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
+    assert not orthogonalise(torch.zeros_like(small), 5).any()
+
+
 @with_options
 def test_a_gradient_of_zero_changes_nothing(options: Orthogonal) -> None:
     options = dataclasses.replace(options, weight_decay=0.0)

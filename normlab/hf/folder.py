@@ -129,9 +129,9 @@ class ModelFolder:
         rows = len(tokens_V.unique())
         if left_out := self.vocab_size - rows:
             warnings.append(
-                f"{self.path}: has vocab_size={self.vocab_size}, and its tokenizer {rows} of these tokens; the softmax "
-                f"of a run leaves out the other {left_out}, so that each loss is -ln(1 - p) lower than in "
-                "transformers, where they have the probability p"
+                f"{self.path}: has vocab_size={self.vocab_size}, and its tokenizer {rows} of these tokens; normlab "
+                f"drops the {left_out} rows without a token, so each loss is lower than that of transformers by "
+                "-ln(1 - p), where p is the probability that transformers gives them"
             )
         if len(tokens_V) > rows:
             warnings.append(
@@ -175,15 +175,15 @@ class ModelFolder:
         """Return an iterator over the tensors of the class, which reads the values of one at a time.
 
         Raises:
-            StoreError: One is missing, is one more, or has another shape or dtype. The headers of the files tell this
-                before a tensor is read.
+            StoreError: A tensor is missing, superfluous, or of another shape or dtype. The headers of the files tell
+                this before a tensor is read.
         """
         tensors = StoredTensors(self.path, prefix := f"{self.native.blocks.partition('.')[0]}.")
         file = tensors.paths[0]
         if (depth := config.model.depth) > len(tensors):  # before a long list of tensors is made
             raise StoreError(f"{file}: has {len(tensors)} tensors, too few for model.depth={depth}; restore a copy")
         expected = {each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)}
-        # Those of the model first: what is in place of the others is compared with them.
+        # The model's own tensors first, because the extra ones are compared with them.
         for name, model in expected.items():
             if problem := _problem(name, tensors, model):
                 raise StoreError(f"{file}: {problem}; choose another model")

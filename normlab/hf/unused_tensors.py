@@ -1,7 +1,7 @@
 """Tensors in a folder that the model of its config.json does not take.
 
-Such a tensor is ignored if the model computes with the same values, and refused by name if not: the file is then that
-of another model than the one which normlab builds.
+Such a tensor is ignored if the model computes with the same values, and refused by name if not: the file then belongs
+to a different model.
 """
 
 import re
@@ -26,6 +26,7 @@ DTYPES = {
     "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "BOOL": torch.bool, "U8": torch.uint8,
 }  # fmt: skip
 CHOOSE = "choose another model"
+NO_BIAS = "no bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Substitute:
     remedy: str = CHOOSE
     is_computed: bool = False
     """Whether the file has these values rounded, to its dtype and by other formulas."""
+    source: str = ""
+    """The tensor of the file that has the values; empty if the model computes them."""
 
     def is_equal(self, stored: Tensor) -> bool:
         if not self.is_computed or not stored.is_floating_point():
@@ -62,8 +65,19 @@ def problem_of_unused(
     if tensors.shape(name) != shape or dtype not in DTYPES:
         stored = f"{dtype} {tensors.shape(name)}"
         return f"its tensor {name} is {stored}, and the model in config.json has {used.text} {shape}; {used.remedy}"
-    if used.is_equal(stored := tensors[name]):
+    stored = tensors[name]
+    # NaN equals nothing, not even itself: it may be in both tensors.
+    for tensor, values in ((name, stored), (used.source, used.values)):
+        if values.isnan().any():
+            return f"its tensor {tensor} has NaN (not a number); {CHOOSE}"
+    if used.is_equal(stored):
         return ""
+    if used.text == NO_BIAS:
+        largest = float(stored.float().abs().max())
+        return (
+            f"its tensor {name}: config.json describes a model without this bias, so it must be 0; it is up to "
+            f"{largest:.3g}; {used.remedy}"
+        )
     largest = float((stored.float() - used.values).abs().max())
     return (
         f"its tensor {name} differs by up to {largest:.3g} from what the model in config.json has, {used.text}; "
@@ -79,7 +93,8 @@ def _substitute(
     if name == HEAD:
         (embedding,) = (each for each in expected if expected[each].parameters == ("embed.tokens.weight",))
         remedy = f"set tie_word_embeddings=false in config.json, or delete {HEAD} if it is a leftover"
-        return Substitute(tensors[embedding].float(), f"{embedding} (tie_word_embeddings=true)", remedy)
+        text = f"{embedding} (tie_word_embeddings=true)"
+        return Substitute(tensors[embedding].float(), text, remedy, source=embedding)
     if MASK.fullmatch(name):
         return Substitute(torch.ones(1, 1, model.context, model.context).tril(), "the causal mask")
     if MASKED_SCORE.fullmatch(name):
@@ -90,5 +105,5 @@ def _substitute(
         return Substitute(angles.float(), f"rope_theta={model.rope_theta:g}", is_computed=True)
     weight = expected.get(f"{name.removesuffix('bias')}weight")
     if name.endswith(".bias") and weight is not None:
-        return Substitute(torch.zeros(weight.shape[:1]), "no bias")
+        return Substitute(torch.zeros(weight.shape[:1]), NO_BIAS)
     return None

@@ -68,6 +68,12 @@ def add_head(factor: float) -> Callable[[Path], None]:
     return write
 
 
+def nan_everywhere(folder: Path) -> None:
+    """Write NaN into the embeddings, and add them as the head."""
+    change_tensor("model.embed_tokens.weight", lambda rows: rows * torch.nan)(folder)
+    add_head(1.0)(folder)
+
+
 def split(second: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[[Path], None]:
     """Return a function that moves the weights to the first of two files; the second has what `second` returns."""
 
@@ -124,6 +130,8 @@ def test_a_tensor_with_the_values_of_the_model_changes_nothing(
     [
         ("tied", add_head(1.125), "the model in config.json has, embed_tokens.weight (tie_word_embeddings=true)"),
         ("tied", add_head(1.125), "; set tie_word_embeddings=false in config.json, or delete lm_head.weight if it is"),
+        ("tied", add_head(torch.nan), "its tensor lm_head.weight has NaN (not a number); choose another model"),
+        ("tied", nan_everywhere, "its tensor lm_head.weight has NaN (not a number); choose another model"),
         ("llama", change(tie_word_embeddings=True), "its tensor lm_head.weight differs by up to "),
         ("tied", add("lm_head.weight", torch.zeros(64, 32)), "lm_head.weight is F32 [64, 32], and the model in"),
         ("gpt2", add("transformer.h.1.attn.bias", torch.ones_like(MASK)), "h.1.attn.bias differs by up to 1 from what"),
@@ -132,8 +140,8 @@ def test_a_tensor_with_the_values_of_the_model_changes_nothing(
         ("llama", add(ANGLES, 5000.0 ** (-torch.arange(0, 8, 2) / 8)), "has, rope_theta=10000; choose another model"),
         ("llama", add(ANGLES, ROTATION[:2]), "is F32 [2], and the model in config.json has rope_theta=10000 [4]"),
         ("gpt2", add("transformer.rotary_emb.inv_freq", ROTATION), "rotary_emb.inv_freq is not one of the model in"),
-        ("llama", add("model.layers.0.self_attn.q_proj.bias", torch.full((32,), 0.5)), "differs by up to 0.5 from"),
-        ("llama", add("model.norm.bias", torch.full((32,), torch.nan)), "has, no bias; choose another model"),
+        ("llama", add("model.layers.0.self_attn.q_proj.bias", torch.full((32,), 0.5)), "must be 0; it is up to 0.5"),
+        ("llama", add("model.norm.bias", torch.full((32,), torch.nan)), "norm.bias has NaN (not a number); choose"),
         ("llama", split(lambda weights: {"model.norm.weight": 2 * weights["model.norm.weight"]}), "twice, with two"),
         ("llama", split(lambda weights: {"norm.weight": weights["model.norm.weight"].half()}), "twice, with two"),
         ("llama", index_names("../model.safetensors"), "index.json: names '../model.safetensors', which is no file of"),
@@ -187,10 +195,8 @@ def test_the_loss_with_a_padded_vocabulary_differs_as_the_warning_says(
         (folder / "tokenizer.json").write_text(definition.replace(END_OF_DOCUMENT, "<|other|>"))
     code, _, err = run_command("verify", str(folder))
     assert code == 0
-    assert (
-        f"warning: {folder}: has vocab_size={VOCAB + 3}, and its tokenizer {VOCAB} of these tokens; the softmax" in err
-    )
-    assert "leaves out the other 3, so that each loss is -ln(1 - p) lower than in transformers" in err
+    assert f"warning: {folder}: has vocab_size={VOCAB + 3}, and its tokenizer {VOCAB} of these tokens; normlab" in err
+    assert "drops the 3 rows without a token, so each loss is lower than that of transformers by -ln(1 - p)" in err
     assert (
         "the embedding of token 5, which the softmax then has twice, so that each loss is ln(1 + p)" in err
     ) == lacks_end

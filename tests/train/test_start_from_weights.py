@@ -137,7 +137,7 @@ def test_a_padded_vocabulary_is_a_warning_of_the_plan_and_of_the_run(
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         change_tensor(name, lambda rows: torch.cat([rows, rows[:7]]))(folder)
     change(vocab_size=257 + 7)(folder)
-    warning = "has vocab_size=264, and its tokenizer 257 of these tokens; the softmax of a run leaves out the other 7"
+    warning = "has vocab_size=264, and its tokenizer 257 of these tokens; normlab drops the 7 rows without a token"
     start = [*MODEL, "train.start_from=model", "train.steps=1"]
     code, _, err = run_command("sweep", *OVERRIDES, *start, f"results_dir={tmp_path}", "seed=0,1", "--dry-run")
     assert (code, err.count(warning)) == (0, 1)

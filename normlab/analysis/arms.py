@@ -17,9 +17,9 @@ from normlab.store.record import RunRecord, Setting
 CHOOSING_SEEDS = 6
 """The first seeds of a grid, on which the learning rates of an arm are chosen; the others judge it.
 
-Of two arms with the same losses at every rate, and with up to six equally noisy rates near the best one, a study finds
-the one lower in at most 11 % of simulations, and the other in as many; with four choosing seeds in 15 %. With two rates
-near the best one these are 5 and 8 %; noisier rates mislead more often (`scripts/prove/study_characteristics.py`)."""
+Simulated: two equal arms, each with up to six other rates near its best, equally noisy. With six choosing seeds a study
+calls the first arm lower in at most 11 % of simulations, and the second in at most 11 %; with four seeds 15 % each.
+With two other rates: 5 % and 8 %. Noisier rates mislead more often (`scripts/prove/study_characteristics.py`)."""
 
 
 @dataclass(frozen=True, eq=False)

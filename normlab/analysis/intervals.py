@@ -95,7 +95,7 @@ def format_losses(losses: Mapping[Replicate, float]) -> str:
 def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL, least: float = -math.inf) -> Interval:
     """Return the mean and its interval by Student's t: mean +- t(f) * standard error, cut at the `least` possible mean.
 
-    The cut removes values that the mean cannot have, so that the interval holds the true mean as often as without it.
+    Cutting removes only impossible values, so coverage is unchanged.
 
     Independent replicates: the standard error is s / sqrt(n), where s has n - 1 in its denominator, and f = n - 1. If
     one factor has a single level, the interval does not include the variance of that factor.

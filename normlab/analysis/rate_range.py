@@ -132,7 +132,7 @@ class RateNumber:
     is_open: Callable[[Sequence[RunRecord]], bool] | None = None
     """Whether the number of a seed may be larger than the grid shows."""
     least: float = -math.inf
-    """The lowest possible number of a seed, at which the interval of a mean is cut; of a logarithm if it is one."""
+    """Lowest possible value for one seed; intervals are cut there. For a logarithm, the lowest logarithm."""
 
     def cut_off(self, seeds: Collection[Sequence[RunRecord]]) -> tuple[bool, bool]:
         """Return whether the number of one of the seeds may be larger than the grid shows, or smaller."""

@@ -109,8 +109,8 @@ class ModelConfig:
 
         Source: Dey et al. 2025, arXiv:2505.01618 (CompleteP), table 1 and eq. 40, with alpha = 1; mup after Yang et al.
         2022, arXiv:2203.03466. All factors are those of the authors' code, EleutherAI/nanoGPT-mup at 3904404 (branch
-        completep). Before that commit it had the factor of the depth on every eps (arXiv:2512.22382 found the mistake),
-        and its branch master leaves eps unscaled with mup.
+        completep). Before that commit the depth factor was on every eps, a mistake that arXiv:2512.22382 found. The
+        branch master does not scale eps with mup.
         """
         if self.scaling == "none":
             return UNSCALED

@@ -264,7 +264,7 @@ class Orthogonal(AdamW):
     note: ClassVar[str] = (
         "NS divides a matrix by its norm, however small that is, and a gradient of 0 changes nothing. "
         "KellerJordan/Muon adds 1e-7 to the norm and torch.optim.Muon divides by 1e-7 at least, so that there a matrix "
-        "whose gradient has a norm below 1e-7, as those of queries and keys in a deep LayerScale, is hardly updated."
+        "whose gradient norm is below 1e-7 (queries and keys of a deep LayerScale model) is hardly updated."
     )
     """What differs from public code."""
     kept: ClassVar[int] = 1
@@ -344,8 +344,8 @@ class Muon(Orthogonal):
 class NorMuon(Muon):
     """Muon with rows of equal size: each row of the update is divided by the root of its mean square over the steps.
 
-    The defaults are algorithm 1 of the paper: without Nesterov, and with a root mean square of the update of 0.2. The
-    authors' code is `nesterov=true`, `scale=shape`, with learning rates of 0.02 for matrices and 3e-4 for the others.
+    Defaults follow algorithm 1 of the paper: no Nesterov, update RMS 0.2. The authors' code is `nesterov=true`,
+    `scale=shape`, with learning rates of 0.02 for matrices and 3e-4 for the others.
     """
 
     formula: ClassVar[str] = (
@@ -389,6 +389,8 @@ class Hyperball(Orthogonal):
 
     The momentum is that of Muon. A matrix that starts at 0 stays there. The matrices have no weight decay, unless
     `groups.matrices.decay` is set, which makes the angle of each update larger.
+
+    The default lr=0.01 is normlab's own.
     """
 
     formula: ClassVar[str] = "w <- R unit(w - lr (R unit(NS(...)) + wd w)), unit(x) = x / |x|"
@@ -409,7 +411,7 @@ class Hyperball(Orthogonal):
 
 @dataclass(kw_only=True, slots=True)
 class SGD(OptimConfig):
-    """Gradient descent with momentum. By default torch has lr=1e-3 and momentum=0."""
+    """Gradient descent with momentum; torch's defaults differ: lr=1e-3, momentum=0."""
 
     formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
     source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"

@@ -63,7 +63,7 @@ class Judgement:
 
     @property
     def verdict_in_words(self) -> str:
-        """The verdict, with the one at the best learning rates alone where that is another one.
+        """The verdict, followed by the verdict at the best rates alone, if it differs.
 
         The interval at the best rates is shown without the correction for all claims, which would make it wider.
         """

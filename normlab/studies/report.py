@@ -45,8 +45,8 @@ LEGEND = (
     "the verdict supported, if the effect is the number behind it; with the standard deviation of the choosing seeds "
     "(with a single learning rate: of the first six), and at the ends of its interval of 80 %. learning rates: those "
     "of each arm whose loss is above that at the best one by at most one standard error of the choosing seeds; a "
-    f"seed's value is its mean over them. {AT_BEST}: the same estimate with each arm at its best rate only; empty "
-    "where each arm has one chosen rate, where arms are not contrasted, and for slopes in old reports, which do not "
+    f"seed's value is its mean over them. {AT_BEST}: the same estimate with each arm at its best rate only. It is "
+    "empty if each arm has one chosen rate. It is also empty if arms are not contrasted. Slopes in old reports do not "
     "have it. Its interval is not corrected for the number of claims, and decides no verdict. The table of arms has "
     "the judging seeds, or the choosing ones where no others were needed."
 )

@@ -48,18 +48,25 @@ initialisation, and differences of a tenth of a nat/token, where the noise over 
 differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models only:
 outlier channels, attention sinks, loss spikes of long runs.
 """
-CHOICE_OF_RATES = (
-    "The choice of learning rates adds to it, as `scripts/prove/study_characteristics.py` simulates for a family of "
-    "arms: one to six rates beside the best one, all with a loss that is higher by the same number of standard "
-    "deviations over seeds, from 0 to 4, and with one, two or three times the noise of the best; normal losses, "
-    "independent over seeds and rates. Where two arms have the same losses at every rate, at worst 11 % of studies "
-    "decide for the one and 11 % for the other if the noise is equal (with six other rates, 1.25 standard deviations "
-    "worse; 5 % with two and 8 % with four), and 19 % for each if it is three times as large (with six, three "
-    "standard deviations worse; 10 % with two). An arm's loss is what six seeds of tuning find, not its best possible "
-    "one: against an arm with the same best loss and no other rate near it, an arm of this family is judged worse in "
-    "at most 18 % of studies if the noise is equal, and in 44 % if it is three times as large."
-)
-"""What the rule of the chosen learning rates does at worst; the script fails if a share is larger than here."""
+CHOICE_OF_RATES = """\
+The choice of learning rates adds to it. `scripts/prove/study_characteristics.py` simulates two arms with the same
+losses at every rate. Each has some other rates beside its best one, all with a loss that is higher by the same 0 to 4
+standard deviations over seeds, and with the noise of the best rate or three times as much. Losses are normal, and
+independent over seeds and rates. The share of studies that decide for the one arm, at worst; as many decide for the
+other:
+
+| other rates | equal noise | three times the noise |
+| --- | --- | --- |
+| 1 | 2.9 % | 6.4 % |
+| 2 | 5.3 % | 10.5 % |
+| 4 | 8.0 % | 15.5 % |
+| 6 | 11.1 % | 18.4 % |
+
+An arm's loss is what six seeds of tuning find, not its best possible one: against an arm with the same best loss and no
+other rate near it, an arm of this family is judged worse in at most 18 % of studies if the noise is equal, and in 44 %
+if it is three times as large.
+"""
+"""What the rule of the chosen learning rates does at worst, as the script prints it."""
 
 
 def write_index(folder: Path) -> None:
@@ -79,7 +86,7 @@ def write_index(folder: Path) -> None:
             warn(f"{folder / 'README.md'} leaves out {path}: has no {error}, which another version of normlab left out")
         else:
             reports.append(report)
-    text = as_text("\n".join([INTRODUCTION, *([f"{_rate(reports)}\n"] if reports else []), *parts]) + "\n")
+    text = as_text("\n".join([INTRODUCTION, *([_rate(reports)] if reports else []), *parts]) + "\n")
     write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
 
@@ -196,7 +203,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         "The verdicts of a study are corrected for all its claims: with a criterion fixed beforehand, one of them or "
         f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "
         f"{0.05 * len(reports):.2g} are expected to have a wrong one. {seen} amended after their first seeds had been "
-        f"seen, so that this holds for their fresh seeds only. {CHOICE_OF_RATES}"
+        f"seen, so that this holds for their fresh seeds only.\n\n{CHOICE_OF_RATES}"
     )
 
 

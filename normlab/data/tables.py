@@ -87,14 +87,15 @@ class _Shape:
 def _has_quoted_cells(open_file: OpenFile, separator: str) -> bool:
     """Return whether the quotes of a TSV enclose cells, as spreadsheets write them; else they are characters.
 
-    They enclose cells if all rows are then equally long. But if all lines are equally long rows of several cells
-    without that, and quotes would join some of them, then they are characters: sentences that start with a quote.
+    They enclose cells if all rows are then equally long. But if the file is also a regular table with quotes read as
+    characters, and reading them as quotes would join lines, they are characters: of sentences that start or end with a
+    quote. A line break inside a quoted cell of a table with one column thus starts a row, and no text is lost.
     """
     quoted = _shape(open_file, separator, is_quoted=True)
     if quoted is None or len(quoted.lengths) > 1:
         return False
     plain = _shape(open_file, separator, is_quoted=False)
-    if plain is None or len(plain.lengths) > 1 or plain.lengths == {1}:
+    if plain is None or len(plain.lengths) > 1:
         return True
     return plain.rows == quoted.rows
 

@@ -109,7 +109,8 @@ def test_bare_quotes_of_a_tsv_are_characters(tmp_path: Path) -> None:
         ('id\ttext\n1\t"he\nsaid"\n', ["he\nsaid"]),  # without quotes, the last line would be no row
         ('id\ttext\n1\t"he\tsaid"\n', ["he\tsaid"]),
         ('id\ttext\n1\t"he ""said"""\n', ['he "said"']),
-        ('text\n"he\nsaid"\n', ["he\nsaid"]),  # any line is a row of one cell
+        ('text\n"he\nsaid"\nI\n', ['"he', 'said"', "I"]),  # any line is a row of one cell
+        ('text\n"he"\n"she said ""I"""\n', ["he", 'she said "I"']),
         ('id\ttext\n1\t"he" said\n', ['"he" said']),
     ],
 )

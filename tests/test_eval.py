@@ -72,7 +72,7 @@ def test_share_of_the_text_that_a_tokenizer_changes(
     monkeypatch.setenv("COLUMNS", "400")  # the paths of the files are long
     code, out, err = run_command("eval", str(folder.path), *data)
     assert ("50.00%" in out, "0.00%" in out) == (True, True)
-    assert "compares models with different tokenizers only where it is 0" in out
+    assert "compares models with different tokenizers only where changed is 0" in out
 
 
 def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:

@@ -7,8 +7,8 @@ from typer import Argument, Option
 from normlab.cli.app import At, Json, ResultsDir, Run, Trust, app, echo
 
 LEGEND = """loss: nats/token
-changed: share of the characters, at least, that the tokenizer changes (case, blanks, unknown ones)
-bits/byte compares models with different tokenizers only where it is 0"""
+changed: at least this share of the characters is changed by the tokenizer (case, blanks, unknown ones)
+bits/byte compares models with different tokenizers only where changed is 0"""
 
 
 @app.command("eval")

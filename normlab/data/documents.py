@@ -42,7 +42,8 @@ class TextCounts:
     """What was read of the files of a corpus, or of its dataset; part of the record of a run."""
 
     rows: int = 0
-    """Files, or rows of the dataset: each is a document, is counted below, or was joined to an article."""
+    """Files or rows read: each became a document, was left out (counted below), or was joined with others to an
+    article."""
     documents: int = 0
     empty: int = 0
     """Texts of no characters, which are left out."""

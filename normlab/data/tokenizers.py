@@ -322,7 +322,7 @@ def _download(name: str) -> Path:
 
 
 def changed_characters(text: str, decoded: str) -> int:
-    """Return how many characters a text loses, or gains if these are more, as a tokenizer decodes it.
+    """Return the larger of the numbers of characters lost and gained when a text is encoded and decoded.
 
     A tokenizer may lower the text, drop blanks, or lack a character. Characters are counted in any order, so the number
     is a lower bound; it is 0 only if both texts are equal, and at most the length of `text`.

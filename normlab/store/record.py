@@ -90,7 +90,8 @@ class TextRead:
     """Sums over the files of a corpus, or over the rows of its dataset."""
 
     rows: Count
-    """Files or rows: each is a document, is counted below, or was joined to an article."""
+    """Files or rows read: each became a document, was left out (counted below), or was joined with others to an
+    article."""
     documents: Count
     empty: Count
     """Texts of no characters, which were left out."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -196,12 +197,24 @@ DATA: dict[str, type[DataConfig]] = {
 }  # fmt: skip
 
 
-def corpus_overrides(name: str) -> str:
-    """Return the overrides for a file, a folder or a dataset of the hub by its name; empty for any other name."""
+def corpus_hint(name: str) -> str:
+    """Return what to do to train on a file, a folder or a dataset of the hub; empty for any other name."""
     path = os.path.expanduser(name)
-    folder, suffix = os.path.dirname(name) or ".", os.path.splitext(name)[1].lower()
+    suffix = os.path.splitext(name)[1].lower()
     if suffix in TABLE_SUFFIXES:
-        return f"data=hub data.name={folder}"
+        # Its own folder may have other files, and data=hub would read all of them.
+        return "put the file alone into a folder, and set data=hub data.name=FOLDER"
     if suffix or os.path.exists(path):
-        return f"data=files data.path={name}"
-    return f"data=hub data.name={name}" if re.fullmatch(r"[\w-]+/[\w-]+", name) else ""
+        return f"set {files_overrides(name)}"
+    return f"set data=hub data.name={name}" if re.fullmatch(r"[\w-]+/[\w-]+", name) else ""
+
+
+def files_overrides(path: str) -> str:
+    """Return the overrides for a file of text or a folder, quoted for Hydra and for the shell."""
+    if re.fullmatch(r"[\w./-]+", path):
+        return f"data=files data.path={path}"
+    # In a quoted text of Hydra, a backslash is doubled only before a quote or at the end.
+    quoted = re.sub(r'(\\*)"', r'\1\1\\"', path)
+    quoted = re.sub(r"(\\+)\Z", r"\1\1", quoted)
+    override = f'data.path="{quoted}"'
+    return f"data=files {shlex.quote(override)}"

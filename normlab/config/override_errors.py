@@ -21,7 +21,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from normlab.config.corpora import DATA, HubData, corpus_overrides
+from normlab.config.corpora import DATA, HubData, corpus_hint
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import hint
 from normlab.config.schema import RunConfig
@@ -240,8 +240,8 @@ def _no_such_config(error: MissingConfigException, job: Sequence[Override]) -> C
 
 def no_such_choice(group: str, name: str, presets: Sequence[str] | None = None) -> ConfigError:
     """Return the error for a name that a config group does not have; `presets` has its names, if they are known."""
-    if group == "data" and (overrides := corpus_overrides(name)):
-        return ConfigError(f"data={name}: names no corpus; set {overrides}, or choose one of {', '.join(sorted(DATA))}")
+    if group == "data" and (action := corpus_hint(name)):
+        return ConfigError(f"data={name}: names no corpus; {action}, or choose one of {', '.join(sorted(DATA))}")
     if presets is None:
         presets = [*GROUPS.get(group, ()), *(path.stem for path in (config_dir() / group).glob("*.yaml"))]
     elsewhere = OTHER_NAMES if group in ("norm", "placement") else None

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.config.corpora import TABLE_SUFFIXES, HubData, NamedData
+from normlab.config.corpora import TABLE_SUFFIXES, HubData, NamedData, files_overrides
 from normlab.data.documents import Row, TextCounts
 from normlab.data.files import files_below, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
@@ -24,7 +24,7 @@ from normlab.errors import DataError, did_you_mean, notify
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}
-"""The formats that `tables.py` reads, and those of the options of `datasets` for them that it follows."""
+"""Formats that `tables.py` reads, each with the options of `datasets` that it follows."""
 
 OF_ALL_FORMATS = {"name", "version", "data_dir", "data_files", "description", "features"}
 """Options of `datasets` that say which files are read, or the types of their columns."""
@@ -62,10 +62,10 @@ class HubText:
         folder = Path(options.name).expanduser()
         self._folder = folder if folder.is_dir() else None
         if folder.is_file():
-            raise DataError(
-                f"data.name={options.name}: is a file; name its folder, or set data=files data.path={options.name} for "
-                "a file of text"
-            )
+            action = "put it alone into a folder, and set data.name=FOLDER"
+            if folder.suffix.lower() not in TABLE_SUFFIXES:
+                action = f"for a file of text, set {files_overrides(options.name)}"
+            raise DataError(f"data.name={options.name}: is a file; {action}")
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
         files = files_below(self._folder) if self._folder else []

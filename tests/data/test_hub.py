@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from normlab.config.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
+from normlab.config.compose import compose_run
+from normlab.config.corpora import (
+    DATA,
+    TOKENIZERS,
+    FilesData,
+    HubData,
+    NamedData,
+    StdlibData,
+    WikiText103,
+    files_overrides,
+)
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
 from normlab.data.documents import Row, TextCounts
@@ -291,10 +302,21 @@ def test_folder_of_two_formats_is_rejected(other: str, tmp_path: Path) -> None:
 
 def test_error_for_the_name_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
-    with pytest.raises(
-        DataError, match=r"^data.name=.*/a\.jsonl: is a file; name its folder, or set data=files data.p"
-    ):
+    hint = r"put it alone into a folder, and set data.name=FOLDER$"  # data=files refuses it too
+    with pytest.raises(DataError, match=rf"^data.name=.*/a\.jsonl: is a file; {hint}"):
         open_corpus(HubData(name=str(tmp_path / "a.jsonl")))
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(DataError, match=r"/a\.txt: is a file; for a file of text, set data=files data.path=.*/a\.txt$"):
+        open_corpus(HubData(name=str(tmp_path / "a.txt")))
+
+
+@pytest.mark.parametrize(
+    "path", ["my.txt", "my text.txt", 'a\'s "b", c=[d].txt', "back\\slash {x}.txt", "[1].txt", "a\\"]
+)
+def test_a_suggested_path_can_be_pasted(path: str) -> None:
+    data = compose_run(shlex.split(files_overrides(path))).data
+    assert isinstance(data, FilesData)
+    assert data.path == [path]
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
@@ -389,7 +411,10 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
             r"^error: data=my.txt: names no corpus; set data=files data.path=my.txt, or choose one of files",
         ),
         (["data=texts/my.txt"], r"data=texts/my.txt: names no corpus; set data=files data.path=texts/my.txt, or"),
-        (["data=rows/a.csv"], r"data=rows/a.csv: names no corpus; set data=hub data.name=rows, or choose"),
+        (
+            ["data=rows/a.csv"],
+            r"data=rows/a.csv: names no corpus; put the file alone into a folder, and set data=hub data.",
+        ),
         (["data=org/x"], r"data=org/x: names no corpus; set data=hub data.name=org/x, or choose"),
         (["data=tinystorys"], r"did you mean 'tinystories'"),
         (["data=tinystories"], r"data=tinystories: OfflineModeIsEnabled: .*data=stdlib.*data=files"),

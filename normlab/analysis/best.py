@@ -43,8 +43,8 @@ def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | Non
 def compare_with_best(cells: Sequence[Cell], sizes: Mapping[str, Sequence[int]]) -> dict[str, list[Comparison]]:
     """Return for each size the comparisons of its best cell with the others, corrected for those of all sizes.
 
-    `sizes` has the indices of the cells of each size, best first, as `rank_by_size` returns them. Where the best cells
-    are the baselines of `compare_with_baselines`, the comparisons are the same, and so are their p-values.
+    `sizes` has the indices of the cells of each size, best first, as `rank_by_size` returns them. If the baseline
+    is the best cell, this returns the p-values of `compare_with_baselines`.
     """
     pairs = [(cells[best], cells[other]) for best, *others in sizes.values() for other in others]
     comparisons = iter(_compare(cells, pairs))

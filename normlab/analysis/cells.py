@@ -252,9 +252,11 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     if different := differences(runs, [*by, *within, *resolved]):
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(map(str, different))}")
     if apart := [each.name for each in obstacles([cell.runs for cell in cells], by)]:
-        line = f"cells with another {' or another '.join(apart)} are neither ranked nor tested"
+        line = f"cells that differ in {' or '.join(apart)} are neither ranked nor tested against each other"
         options = [name for name in apart if is_config_option(name)]
         hint = f"; --by {','.join([*by, *options])} compares cells with equal values" if options else ""
+        if "corpus" in apart:
+            hint += "; summarize each corpus by itself"
         warnings.append(line + hint)
     rates = {tuple(cell.losses) for cell in cells if cell.losses}
     is_tuned = all(LR in run.design.searched for run in runs)

@@ -31,10 +31,13 @@ SIZE_OPTIONS = (
 )  # fmt: skip
 """Options that set the compute of a run; a best cell is one among cells in which these are equal."""
 COMPUTE = frozenset((
-    *SIZE_OPTIONS, "model.mlp", "model.bias", "model.tie_embeddings", "model.attn_gate", "model.value_embed",
-    "train.start_from",
+    *SIZE_OPTIONS, "model.positions", "model.mlp", "model.bias", "model.tie_embeddings", "model.attn_gate",
+    "model.value_residual", "model.value_embed", "train.start_from",
 ))  # fmt: skip
-"""Options that change the number of parameters, or the compute of training."""
+"""Options of the model that change its number of parameters, and options that change the compute of training.
+
+Norms (also model.qk_norm and model.v_norm), placement and optimiser change both, but are what one compares.
+"""
 DATA = ("corpus", "tokenizer", "eval.sequences")
 """Settings that change the text on which a loss is measured."""
 _OPTIONS_AND_GROUPS = {field.name for field in fields(RunConfig)}
@@ -92,16 +95,16 @@ def _has_one_value(name: str, factor: str, runs: Sequence[RunRecord]) -> bool:
 
 
 def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
-    """Whether a difference between arms is one of their definitions, and not one of the sweeps that they are from.
+    """Whether the arms' own overrides explain a difference, rather than the sweeps that the arms come from.
 
-    In one sweep, arms differ in nothing else. In several sweeps, all runs whose arms leave the option free must have
-    one value.
+    In one sweep, arms differ in nothing else. In several sweeps, all runs whose arms do not set the option must have
+    the same value.
     """
     if not is_config_option(name) or not _has_one_value(name, ARM, runs):
         return False
     if len({run.run.pack.sweep for run in runs}) == 1:
         return True
-    # A value replaces that of a preset, so an arm's preset decides nothing if a sweep sets the option for all arms.
+    # An option that a sweep sets for all arms overrides an arm's preset, so the preset then explains nothing.
     is_shared = any(_sets(option, name) for run in runs for option in run.design.shared)
     free: set[Setting] = set()
     for run in runs:
@@ -140,8 +143,7 @@ def comparability_warnings(runs: Sequence[RunRecord]) -> list[str]:
 def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> list[Difference]:
     """Return the unexplained differences in compute or data for which groups of runs must not be compared.
 
-    Each group may have the same mixture of sizes, such as both depths: its loss is then a mean over them. Losses of
-    different data have no mean.
+    Groups may mix sizes if all have the same mixture (each contains both depths). Groups may never mix data.
     """
     found = differences([run for group in groups for run in group], factors)
     different = [each for each in found if each.name in DATA]

@@ -109,8 +109,8 @@ def run_test(
 
     `over` has the options of the test. interaction: all of them together; by default each pair of factors. trend: each
     numeric option; by default each numeric factor. counts: each option; by default each factor. `against` has the
-    baseline levels, such as `placement=pre`; by default those of `seed=until(...)`, and the first level of each other
-    factor.
+    baseline levels, such as `placement=pre`; by default the baseline named in `seed=until(...)`; for factors that it
+    does not name, the first level.
 
     Raises:
         ConfigError: The test or an option is unknown, or the test does not fit the factors.

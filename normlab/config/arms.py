@@ -25,7 +25,7 @@ class SweepDesign:
     """What the command of a sweep varies on purpose: the options that it sets, without their values.
 
     Options are named as in the command: `model.width`, or `model` for a preset. A reader of several sweeps needs them
-    to tell what arms differ in by their definition from what the sweeps differ in.
+    to distinguish what arms differ in on purpose from what differs only between the sweeps.
     """
 
     shared: list[str] = field(default_factory=list)

@@ -71,7 +71,7 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
     different = [str(each) for each in differences(runs, factors) if each.name in unexplained]
     warnings = [f"the runs differ in more than {', '.join(factors)}: {'; '.join(different)}"]
     if apart := [each.name for each in obstacles([[run] for run in runs], factors) if each.name in unexplained]:
-        warnings.append(f"losses of runs with another {' or another '.join(apart)} are not comparable")
+        warnings.append(f"losses of runs that differ in {' or '.join(apart)} are not comparable")
     return warnings
 
 

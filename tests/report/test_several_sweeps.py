@@ -65,7 +65,7 @@ def test_a_table_names_what_arms_of_two_sweeps_hide(sweeps: list[str]) -> None:
     assert "the cells differ in more than arm: " in warnings[0]
     assert "model.width 32 and 64" in warnings[0]
     assert "train.batch_size 8 and 16" in warnings[0]
-    assert "neither ranked nor tested; --by arm,model.width,train.batch_size" in warnings[1]
+    assert "neither ranked nor tested against each other; --by arm,model.width,train.batch_size" in warnings[1]
     by_arm = {cell.label: cell for cell in table.cells}
     for arm in ("c", "d"):
         comparison = by_arm[arm].comparison
@@ -86,6 +86,17 @@ def test_tests_compare_only_what_is_comparable(test: str, sweeps: list[str], wri
     lone = summarize_by(sweeps, where=["placement=pre"])
     with pytest.raises(ConfigError, match=rf"--test {test}: the runs differ in model.width 32 and 64"):
         run_test(test, lone.cells, lone.factors)
+
+
+@pytest.mark.parametrize(("option", "value"), [("positions", "rope"), ("value_residual", "learned")])
+def test_models_with_other_parameters_are_not_compared(option: str, value: str, write: Callable[..., str]) -> None:
+    first = write("F", {"b": {"placement": "pre"}}, arms_of("arm=[b: placement=pre]"))
+    options = {"run": {"config": {"placement": {"name": "peri"}, "model": {option: value}}}}
+    second = write("G", {"c": options}, arms_of("arm=[c: placement=peri]", f"model.{option}={value}"))
+    table = summarize_by([first, second], against="arm=b")
+    assert any(f"cells that differ in model.{option} are neither ranked" in line for line in table.warnings)
+    comparisons = [cell.comparison for cell in table.cells if cell.comparison]
+    assert all(comparison.p_holm is None for comparison in comparisons)
 
 
 def test_every_command_warns_and_none_names_a_best_cell(
@@ -199,7 +210,7 @@ def test_a_mixture_that_all_cells_share_is_compared(write: Callable[..., str]) -
     less = [both[0], write("H", {"e": PRE | {"width": 32}})]
     table = summarize_by(less, ["placement"], against="placement=pre")
     assert not any(cell.comparison and cell.comparison.test for cell in table.cells)
-    assert any("cells with another model.width are neither ranked nor tested" in line for line in table.warnings)
+    assert any("cells that differ in model.width are neither ranked nor tested" in line for line in table.warnings)
 
 
 def test_searched_options_are_meant_to_differ(write: Callable[..., str]) -> None:

@@ -63,7 +63,7 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
         return f"{undecided}: {_difference_text(test)}{few}."
     corrected = ""
     if compared.tests > 1:
-        corrected = f" corrected for {compared.tests} comparisons, of all cells with the best of their size"
+        corrected = f" corrected for {compared.tests} comparisons: each cell with the best cell of its size"
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
     details = f"({_difference_text(test)}n={test.design}{name_of_test}, p = {p:.2g}{corrected}{diverged})"
     if compared.is_lower:

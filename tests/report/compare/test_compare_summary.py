@@ -69,7 +69,7 @@ def test_interval_that_includes_zero(make, read_cells):
     first, second, third, fourth = summary_sentences(read_cells())
     assert first.endswith("(95% interval, n=3), at learning rate 0.001.")
     assert second.startswith("Not significantly better than the second best, LayerNorm (paired difference -0.0667 [")
-    assert second.endswith(" corrected for 2 comparisons, of all cells with the best of their size).")
+    assert second.endswith(" corrected for 2 comparisons: each cell with the best cell of its size).")
     assert third == "All 9 runs finished."
     assert fourth == "Note: the best of 3 cells is selected on this same loss, so its loss is optimistic."
 
@@ -147,7 +147,7 @@ def test_cells_are_compared_at_equal_depth_only(make, read_cells):
     ]
     assert "the second best, LayerNorm, depth 2 (paired difference -0.1000" in sentences[1]
     for sentence in (sentences[1], sentences[3]):  # one comparison at each depth
-        assert sentence.endswith(" corrected for 2 comparisons, of all cells with the best of their size).")
+        assert sentence.endswith(" corrected for 2 comparisons: each cell with the best cell of its size).")
     assert sentences[-1] == "All 12 runs finished."  # of two cells, the selection is not worth a note
 
 

@@ -55,8 +55,8 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
         first = records.setdefault(path := record.folder.path.resolve(), record)
         if first.arm != record.arm and first.arm and record.arm:
             raise StoreError(
-                f"run {record.run_id}: is in arm {first.arm} of one sweep and in arm {record.arm} of another, so that "
-                "they are one arm; summarize one of the sweeps, or give the arms one name"
+                f"run {record.run_id}: is in arm {first.arm} of one sweep and in arm {record.arm} of another; "
+                "summarize one of the sweeps, or compare by options: `normlab summarize results --by placement`"
             )
         records[path] = first if first.arm else record
     sweeps = [selection.name for selection in selections]

@@ -77,5 +77,7 @@ def test_several_sweeps_are_one_table(
     code, _, err = run_command("summarize", sweep, third)
     assert (code, err.count("\n")) == (2, 1)
     assert "run a2: is in arm a of one sweep and in arm other of another" in err
+    code, _, err = run_command("summarize", str(tmp_path), "--by", "placement")
+    assert code == 0, err
     assert (tmp_path / "f.svg").exists()
     assert (tmp_path / "compare.html").exists()

@@ -109,6 +109,12 @@ def _check_arm(name: str, overrides: Sequence[str]) -> None:
     for text in overrides:
         if _NAME.fullmatch(text):
             raise ConfigError(f"arm {name}: there is no comma before the next arm; write ', {text}'")
+        if "=" not in text and not text.startswith("~"):
+            if text == ":":
+                raise ConfigError(f"arm {name}: ':' follows no name; write ', NAME: OPTION=VALUE'")
+            raise ConfigError(
+                f"arm {name}: {text!r} has no value and no colon; write '{text}=VALUE' or ', {text}: OPTION=VALUE'"
+            )
         if text.lstrip("+-").startswith(("sweep.", "plugins=")):
             raise ConfigError(f"{text}: is for all arms; write it outside of arm=[...]")
         option = text.lstrip("+").partition("=")[0]

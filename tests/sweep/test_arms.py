@@ -62,6 +62,11 @@ def test_several_recipes_are_arms() -> None:
             "arm pre: there is no comma before the next arm; write ', peri:'",
         ),
         (
+            ["arm=[pre: placement=pre, peri placement=peri]"],
+            "arm pre: 'peri' has no value and no colon; write 'peri=VALUE' or ', peri: OPTION=VALUE'",
+        ),
+        (["arm=[pre: placement=pre : placement=peri]"], "arm pre: ':' follows no name; write ', NAME: OPTION=VALUE'"),
+        (
             ["arm=[a: norm=rmsnorm seed=0 norm=dyt]"],
             "arm a: sets norm twice, norm=rmsnorm and norm=dyt; leave one of them out",
         ),

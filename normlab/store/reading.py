@@ -32,7 +32,7 @@ from normlab.store.format import (
 T = TypeVar("T")
 
 RESTORES_STATUS = (
-    "the same `normlab train` resumes from the last checkpoint; where there is none, run.fresh=true starts another run "
+    "the same command resumes from the last checkpoint; where there is none, run.fresh=true starts another run "
     "beside this one"
 )
 """What to do about a run without a status.json."""

@@ -127,7 +127,7 @@ def test_a_lost_status_of_a_run_with_steps_is_damage(tmp_path: Path) -> None:
     folder.append([{"kind": "pace", "step": 3, "seconds": 1.0, "tokens_per_s": 9.0}])
     entry = RunRecord.read(folder)
     assert entry.state == DAMAGED
-    assert "status.json: is missing; the same `normlab train` resumes" in entry.problem
+    assert "status.json: is missing; the same command resumes" in entry.problem
     assert RunRecord.load(folder, allow_lost_status=True).state == KILLED  # so that the run can resume
     with folder.lock():
         assert RunRecord.read(folder).state == RUNNING

@@ -66,7 +66,7 @@ NUMBERS = (
 ALIVE = "alive = group.alive.view(*group.alive.shape, 1, 1)"
 BALL = "new = radius * _unit(decay_factor * params - lr * radius * _unit(update))"
 WRITE = "for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):"
-UNIT = "return x_NM / torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=1e-30)"
+UNIT = "return x_NM / norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)"
 HEADS = "heads[unit] = options.heads or 1 if is_qkv else 1"
 SHAPE = "by_shape.setdefault((params[unit[0]].shape[-2:], len(unit), heads[name]), []).append(tuple(unit))"
 STACK = "return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)"
@@ -101,11 +101,9 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
     *((ON_GPU, HALF, "(x.bfloat16() if x.is_cuda else x)", text) for text in ("x", "(x if x.is_cuda else x)")),
     (ON_GPU, "return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
-    *((ZERO, "x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-07)", ".clamp(min=1e-07)", text)
-      for text in ("", ".clamp(min=-1e-07)")),
-    *((ZERO, UNIT, ".clamp(min=1e-30)", text) for text in ("", ".clamp(min=-1e-30)")),
-    (ZERO, UNIT, "torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=1e-30)",
-     "(torch.linalg.matrix_norm(x_NM, keepdim=True) + 1e-30)"),
+    (ZERO, UNIT, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)", ""),
+    (ZERO, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
+     "(norm + torch.finfo(x_NM.dtype).smallest_normal)"),
     *((ONE_NUMBER, line, "1, 1)", text) for line in (NUMBERS, ALIVE) for text in ("-1, 1)", "1, -1)")),
     ("a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
      "_unit(_unit(decay_factor * params - lr * radius * _unit(update)))"),

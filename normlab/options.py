@@ -84,7 +84,7 @@ def check(config: Any, prefix: str = "") -> None:
 def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
     """Return the limits of each field of a class of options by their keys of `LIMITS`.
 
-    A limited field that may be None has the key `or_null` too, for the messages.
+    For messages, the limits of a field that may be None also have the text `or_null`.
     """
     limits: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(kind):
@@ -109,7 +109,8 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ConfigError(f"{name}={value}: is outside the range of int64; choose at most {LARGEST_INTEGER}")
+        largest = limits.get("at_most", LARGEST_INTEGER)
+        raise ConfigError(f"{name}={value}: is outside the range of int64; choose at most {largest}")
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value}: must be a finite number")
     if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:

@@ -53,7 +53,7 @@ def children_of(pid: int) -> list[int]:
 def collected_signals() -> Iterator[list[int]]:
     """Yield a list that collects the stop signals, which do not end the process during a `with` block.
 
-    A terminal that closes may send SIGHUP twice, so SIGHUP after another signal is left out.
+    A terminal that closes may send SIGHUP twice, so a SIGHUP after any other signal is not collected.
     """
     received: list[int] = []
 

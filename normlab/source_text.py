@@ -12,7 +12,7 @@ from collections.abc import Iterator
 def code_of(content: bytes) -> str:
     """Return a Python file without comments, blank lines, and blanks at the ends of lines; strings stay as they are.
 
-    Each line ends in a line feed, and an encoding that the file declares is applied.
+    Each line ends in a line feed. The file is decoded by the encoding that it declares.
 
     Raises:
         SyntaxError, tokenize.TokenError, UnicodeDecodeError: The file is not Python.

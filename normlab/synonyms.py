@@ -42,7 +42,7 @@ _SAME = (
     ("swiglu", "silu", "swish"),
     ("adamw", "adam"),
 )
-"""Names of the same value, as `_plain` returns them; an option has at most one name of a line among its values."""
+"""Names of the same value, as `_plain` returns them; no option has two names of one line among its values."""
 
 
 def _plain(name: str) -> str:

@@ -85,7 +85,7 @@ def read_arguments(
 def warn_of_replaced(overrides: Sequence[str]) -> None:
     """Warn of overrides without an effect, because the same option follows.
 
-    They are no error, since a script may append its arguments to overrides of its own, as scripts/demo does.
+    This is no error, because a script may append the user's arguments to its own overrides, as scripts/demo does.
     """
     from normlab.config.compose import replaced_overrides
 
@@ -167,8 +167,7 @@ def echo(text: object, keep: str = "") -> None:
 def open_closed_outputs() -> None:
     """Replace a closed stdout or stderr (`>&-`) by the null device.
 
-    Else Python has no such stream, and the next file that is opened gets its descriptor, and with it what libraries
-    print.
+    Without this, the next file that is opened would get the free descriptor, and libraries would print into that file.
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:

@@ -41,7 +41,7 @@ SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
 
 _NULL_WORDS = ("none", "nil", "off", "no", "false", "auto", "default", "unset", "disabled", "")
-"""Values that mean `null` in an option that takes null, and not them."""
+"""Words that users write for `null`, in options that take null but none of these words."""
 _REQUIREMENTS = (
     ("list[", "a list of texts"),
     ("Any", "one text, or a list"),
@@ -87,7 +87,7 @@ def all_options() -> set[str]:
 
 
 def check_key(override: Override) -> None:
-    """Reject what Hydra's grammar allows, and what is an error, or without a meaning, for an option of a run."""
+    """Reject overrides that Hydra's grammar allows but that have no meaning for an option of a run."""
     text, key = override.input_line, override.key_or_group
     if not key:
         raise no_such_option(str(text), ())
@@ -109,7 +109,7 @@ def check_key(override: Override) -> None:
 
 
 def _are_folders(value: Any) -> bool:
-    """Return whether a value is a list of folders, each with the prefix file:// or pkg:// or none."""
+    """Return whether a value is a list of folders, each with the prefix file:// or pkg:// or no prefix."""
     schemes = [str(folder).rpartition("://")[0] for folder in value] if isinstance(value, list) else ["no list"]
     return {"", "file", "pkg"}.issuperset(schemes)
 
@@ -351,7 +351,7 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
     nearest = ""
     if key not in known:  # norm.eps with norm=dyt is no typing error
-        # Of the other options of this section the chosen class has none.
+        # The chosen class lacks the section's other options, so they are no hint.
         elsewhere = [option for option in known if not _is_in(option, section)]
         nearest = hint(key, [f"{section}.{option}" for option in options]) or hint(key, elsewhere)
     return ConfigError(f"{typed}: the chosen {section} has no option {name!r}{nearest}: {choices}")

@@ -12,7 +12,7 @@ contract of the module, which tests check for the whole registry:
 - `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
 - its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
 - a parameter's name decides its group of the optimiser (`optim.groups`): gain, gamma, scale, radius and weight are
-  gains, bias is a bias, any other name is a scalar, and with two axes it is a norm_matrix;
+  gains, bias is a bias, any other name is a scalar; a parameter with two axes is a norm_matrix, whatever its name;
 - its forward pass draws no random numbers; a plugin's may in training, from the generator that each step seeds.
 """
 

@@ -62,8 +62,8 @@ class Placement:
     `max` of numbers; of tensors `abs`, `silu`, `softplus`, `sigmoid`, `tanh`, `stop` (no gradient) and `norm2` (the
     L2 norm over the channels). The placement's options are known by their names. Any other name is a stream, a
     temporary variable, or a learned parameter of the wiring: its dotted name with `_` for `.`, or, in a formula with F,
-    its name in the module of that sub-layer. `verify` rejects a name that is none of these, or two of them. So Python's
-    functions are unknown: its `sum` would add over the batch."""
+    its name in the module of that sub-layer. `verify` rejects unknown names, and names with two
+    meanings. Python's functions are unknown on purpose: `sum(x)` would add over the batch, not over the channels."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
@@ -274,8 +274,8 @@ _TRINITY = (
     "model.qk_norm=head model.attn_gate=channel"
 )
 OTHER_NAMES = {
-    "prores": "placement=pre placement.branch_warmup=4000 (1000 times model.depth, here 4), or post, deepnorm, peri or "
-    "lns in place of pre",
+    "prores": "placement=pre placement.branch_warmup=4000 (for model.depth=4: 1000 times the depth), or post, "
+    "deepnorm, peri or lns in place of pre",
     "gemma2": f"norm=rmsnorm_gemma {_GEMMA} model.attn_softcap=50 model.logit_softcap=30 ({_NOT_GEMMA})",
     "gemma3": f"norm=rmsnorm_gemma {_GEMMA} model.qk_norm=head ({_NOT_GEMMA})",
     "gemma4": f"norm=rmsnorm_llama {_GEMMA} model.qk_norm=head model.v_norm=true model.qk_scale=2 ({_NOT_GEMMA}; "

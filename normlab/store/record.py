@@ -226,8 +226,8 @@ class RunRecord(RunEntry):
 
         Args:
             folder: The folder of the run.
-            allow_lost_status: Whether a run with steps may lack its status.json, which resuming it writes again; it is
-                then a killed run at step 0.
+            allow_lost_status: Accept a run whose status.json is lost, as a run killed at step 0; resuming writes the
+                file again.
 
         Raises:
             StoreError: It is damaged, or has another format.

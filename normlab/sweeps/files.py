@@ -34,7 +34,7 @@ Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED
 """The cause of an outcome, and what the supervisor does about it:
 
 finished       every run of the pack has finished or diverged
-interrupted    a signal has stopped the pack, or a disk refused; the same command resumes it
+interrupted    a signal has stopped the pack, or a disk error; the same command resumes it
 failed         any other end; `--retry-failed` resumes it
 out of memory  two halves replace the pack in the plan; a single run has failed
 """

@@ -63,7 +63,7 @@ class Task:
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         job = JobEnvironment().job_id
-        was_stopped = outcome.cause == INTERRUPTED and outcome.detail == STOPPED  # and no disk refused
+        was_stopped = outcome.cause == INTERRUPTED and outcome.detail == STOPPED  # not a disk error
         if was_stopped and _state_of(job) == "RUNNING":
             answer = call(["scontrol", "requeue", job], ANSWER_WITHIN_S)
             if answer is not None and answer.returncode == 0:

@@ -54,7 +54,7 @@ class Worker:
         try:
             received = self._train(number)
             return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
-        except DiskError as error:  # the same command trains the pack again, as the message says
+        except DiskError as error:  # counts as interrupted, so that the same command trains the pack again
             message = one_line(error)
             print(f"error: {message}", file=sys.stderr, flush=True)
             return INTERRUPTED, message

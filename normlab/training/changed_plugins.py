@@ -15,7 +15,7 @@ from normlab.training.training_run import plugins_of, run_id_of, versions
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """The part of run.json that tells which options and which code the run has."""
+    """The part of run.json with the run's options, the versions of its code, and its start time."""
 
     identity: dict[str, Any]
     created: float

@@ -1,7 +1,7 @@
-"""Stop after the current step at the first SIGINT, SIGTERM or SIGHUP, and at once at the second.
+"""Stop after the current step at the first SIGINT, SIGTERM or SIGHUP, and at once at the second SIGINT or SIGTERM.
 
-A terminal that closes may send SIGHUP twice, so a second SIGHUP is ignored. nohup lets its command ignore SIGHUP, which
-then stays ignored.
+A terminal that closes may send SIGHUP twice, so a SIGHUP after another signal is ignored. nohup lets
+its command ignore SIGHUP, which then stays ignored.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""A run read from its folder (`normlab.load`): its config, its metrics, and its model in evaluation mode.
-
-Shapes: N tokens of a text, T time, V vocabulary.
-"""
+"""A run read from its folder (`normlab.load`): its config, its metrics, and its model in evaluation mode."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +15,9 @@ import torch
 from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, changed_characters, from_state
+from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
+from normlab.inference import LogitsNotFiniteError, TextLoss, continue_prompt, text_loss
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms import base as norms
@@ -67,39 +63,6 @@ def load(
     """
     loaded = LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
     return loaded if at is None else loaded.at(at)
-
-
-WINDOWS = {"cpu": 16, "cuda": 4}
-"""Windows of a text that are evaluated at once, by device: a GPU has less memory for their logits in float64."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextLoss:
-    """The loss of a model on a text."""
-
-    nats: float
-    """Sum over the tokens."""
-    tokens: int
-    bytes: int
-    """In UTF-8."""
-    characters: int
-    changed: int
-    """Characters, at least, that the text loses or gains as the tokenizer decodes it."""
-
-    @property
-    def loss(self) -> float:
-        """In nats/token."""
-        return self.nats / self.tokens
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Comparable between tokenizers that do not change the text; else the loss is that of another text."""
-        return self.nats / math.log(2) / self.bytes
-
-    @property
-    def changed_share(self) -> float:
-        """Share of the characters, at least, that the tokenizer changes, from 0 to 1."""
-        return self.changed / self.characters
 
 
 class LoadedRun:
@@ -256,14 +219,19 @@ class LoadedRun:
         return torch.device(resolve_device(self.config, has_gpu=True))
 
     @contextmanager
-    def _explaining_memory(self) -> Iterator[None]:
-        """Raise a StoreError that says what to do if the memory of the GPU runs out."""
+    def _explaining_failures(self) -> Iterator[None]:
+        """Raise a StoreError that says what to do if the memory of the GPU runs out, or if the run diverged."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise StoreError(
                 f"run {self.folder.run_id}: the memory of the GPU ran out; stop what else uses it, or set "
                 "CUDA_VISIBLE_DEVICES= to use the CPU"
+            ) from error
+        except LogitsNotFiniteError as error:
+            raise StoreError(
+                f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; choose "
+                "another run, or train one with a lower optim.lr"
             ) from error
 
     @cached_property
@@ -334,55 +302,29 @@ class LoadedRun:
                             "run's own"
                         )
                     tensor.copy_(values)
-        with self._explaining_memory():
+        with self._explaining_failures():
             model.to(self.device)
         return model.eval()
 
-    @torch.no_grad()
     def evaluate(self, *texts: str) -> TextLoss:
-        """Return the loss of the model on some texts, each a document of its own.
+        """Return the loss of the model on some texts, each a document of its own, as `inference.text_loss` does.
 
-        A document is read in successive windows of the model's context, after the token that separates documents in
-        training: every token is predicted once, from those before it in its window.
+        A warning says how many characters the tokenizer changes.
 
         Raises:
             ConfigError: The texts have no token.
             StoreError: The model's logits are not finite.
         """
-        length, nats, count, changed = self.model.context, 0.0, 0, 0
-        num_windows = WINDOWS[self.device.type]
-        for text in texts:
-            tokens = self.tokenizer.encode(text)
-            changed += changed_characters(text, self.tokenizer.decode(tokens))
-            tokens_N = torch.as_tensor(tokens.astype("int64"))
-            inputs_N = torch.cat([torch.tensor([self.tokenizer.end_of_document]), tokens_N[:-1]])[: len(tokens_N)]
-            whole = len(tokens_N) // length * length
-            for part in (slice(whole), slice(whole, None)):
-                windows = [
-                    x[part].view(-1, min(length, len(x[part])) or 1).split(num_windows) for x in (inputs_N, tokens_N)
-                ]
-                for windows_BT in zip(*windows, strict=True) if len(tokens_N[part]) else ():
-                    inputs_BT, targets_BT = (each_BT.to(self.device) for each_BT in windows_BT)
-                    with self._explaining_memory():
-                        logits = self.model(inputs_BT).flatten(0, 1).double()
-                        nats += float(torch.nn.functional.cross_entropy(logits, targets_BT.flatten(), reduction="sum"))
-            count += len(tokens_N)
-        if count == 0:
-            raise ConfigError("the text is empty; give one with at least one character")
-        characters = sum(map(len, texts))
-        if changed:
+        model = self.model
+        with self._explaining_failures():
+            loss = text_loss(model, self.tokenizer, self.device, texts)
+        if loss.changed:
             warn(
-                f"the run's tokenizer changes at least {changed:,} of {characters:,} characters of the text: its "
-                "bits/byte cannot be compared with that of another tokenizer"
+                f"the run's tokenizer changes at least {loss.changed:,} of {loss.characters:,} characters of the text: "
+                "its bits/byte cannot be compared with that of another tokenizer"
             )
-        if not math.isfinite(nats):
-            raise StoreError(
-                f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; evaluate "
-                "another run, or train one with a lower optim.lr"
-            )
-        return TextLoss(nats, count, sum(len(text.encode()) for text in texts), characters, changed)
+        return loss
 
-    @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
         """Return the prompt and its continuation by the model.
 
@@ -396,33 +338,8 @@ class LoadedRun:
             ConfigError: An argument is out of range.
             StoreError: The model's logits are not finite.
         """
-        if tokens < 0:
-            raise ConfigError(f"tokens={tokens}: must be at least 0")
-        if not 0 <= temperature < float("inf"):
-            raise ConfigError(f"temperature={temperature}: must be a finite number, at least 0")
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"seed={seed}: must be at least 0 and at most {2**63 - 1}")
-        generator = torch.Generator().manual_seed(seed)
-        start = [int(token) for token in self.tokenizer.encode(prompt)]
-        context_T = torch.tensor([[self.tokenizer.end_of_document, *start]])
-        for _ in range(tokens):
-            with self._explaining_memory():
-                logits_BTV = self.model(context_T[:, -self.model.context :].to(self.device))
-            logits_V = logits_BTV[0, -1].cpu().double()  # the generator is the CPU's on every device
-            if not logits_V.isfinite().all():
-                raise StoreError(
-                    f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; "
-                    "sample another run, or train one with a lower optim.lr"
-                )
-            if temperature == 0:
-                token = logits_V.argmax()
-            else:
-                # The largest logit becomes 0, so that a small temperature cannot overflow.
-                weights_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)
-                token = torch.multinomial(weights_V, 1, generator=generator)[0]
-            context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
-        # Some tokenizers mark the starts of words and drop a blank when they decode from the middle of a text.
-        text, decoded_prompt = (self.tokenizer.decode(tokens) for tokens in (context_T[0, 1:].tolist(), start))
-        if text.startswith(decoded_prompt):
-            return prompt + text[len(decoded_prompt) :]
-        return prompt + self.tokenizer.decode(context_T[0, 1 + len(start) :].tolist())
+        model = self.model
+        with self._explaining_failures():
+            return continue_prompt(
+                model, self.tokenizer, self.device, prompt, tokens=tokens, temperature=temperature, seed=seed
+            )

@@ -106,12 +106,12 @@ def _names(name: str | None) -> list[dict[str, Any]]:
         ConfigError: Nothing has the name.
     """
     from normlab.placements.base import OTHER_NAMES
-    from normlab.verify.names import name_entries
+    from normlab.verify.names import NAMES, name_entries
 
-    entries = [*name_entries()]
-    if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
+    known = dict.fromkeys(use[0] for use in NAMES)
+    if name is not None and name not in known:
         raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
-    return [entry for entry in entries if name in (None, entry["name"])]
+    return [*name_entries(name)]
 
 
 def _estimators() -> list[dict[str, Any]]:

@@ -57,10 +57,12 @@ LEGEND = (
 )
 
 
-def name_entries() -> Iterator[dict[str, Any]]:
-    """Yield an entry for each use of a name; `LEGEND` explains it."""
+def name_entries(only: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each use of a name, or of one name only; `LEGEND` explains it."""
     first: dict[str, Tensor] = {}
     for name, code, commit, overrides in NAMES:
+        if only not in (None, name):
+            continue
         config = compose_run(["norm=rmsnorm", *overrides.split()])
         logits_BTV = build_small(shrink(config, width=SMALL_WIDTH)).gpt(tokens()).detach()
         expected_BTV = first.setdefault(name, logits_BTV)

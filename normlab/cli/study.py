@@ -154,7 +154,7 @@ def _test(
     from normlab.store.format import CHECKS_FILE, with_checksum
     from normlab.studies.judge import open_claims
     from normlab.studies.run import Attempt, check_arms, read_evidence, verify_blocks
-    from normlab.sweeps.plan import all_completed
+    from normlab.sweeps.stored_plan import all_completed
 
     study = _find(name, overrides)
     if setting not in study.settings:

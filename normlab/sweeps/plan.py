@@ -19,16 +19,17 @@ from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError
 from normlab.model.fingerprint import fingerprint
 from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
 from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
-from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
+from normlab.store.format import RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
+from normlab.sweeps.stored_plan import is_completed, reconcile
 from normlab.training.changed_plugins import change_warnings, check_same_code
 from normlab.training.machine import (
     Gpu,
@@ -46,7 +47,6 @@ _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
 _MOST_BLOCKS = 100
 """With more blocks in all models that differ, equal ones are not searched for: it would take more than some seconds."""
-_OTHER_NAME = "choose another name, or leave it out: runs that are completed are not trained again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,79 +301,6 @@ def _pack_size(
     if options.on == "local":
         sizes.add(max(1, len(runs) // (jobs * max(1, len(gpus)))))
     return min(sizes), memory_bytes
-
-
-def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
-    """Return the plan of the command's overrides, with the packs of the stored plan.
-
-    The configs, and so the plugins that are executed, come from the command's overrides: a stored plan is only data.
-
-    Raises:
-        ConfigError: The stored plan has other runs, other names of arms or another `sweep.pack`, or some of its
-            completed runs were deleted.
-        StoreError: The status of a run cannot be read.
-    """
-    planned = {run.run_id: run for run in plan.runs}
-    stored_ids = {run.run_id for run in stored.runs}
-    if stored_ids != planned.keys():
-        more = "add --extend, or " if stored_ids < planned.keys() else ""
-        raise ConfigError(
-            f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
-            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {more}{_OTHER_NAME}"
-        )
-    if stored.pack != plan.pack:
-        raise ConfigError(
-            f"sweep.pack={plan.pack}: sweep {stored.name} started with sweep.pack={stored.pack}, and other packs "
-            f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
-        )
-    for run in stored.runs:
-        if run.arm and run.arm != (now := planned[run.run_id].arm):
-            raise ConfigError(
-                f"sweep.name={stored.name}: its arm {run.arm} is called {now or 'nothing'} here; keep its name, or "
-                "choose another sweep.name"
-            )
-    runs = [run_of(folder, run) for run in stored.runs]
-    completed = {index for index, run in enumerate(runs) if is_completed(run)}
-    # A run without a pack was completed when the plan was made, and the runs of a pack start and end together.
-    pack_of = {index: pack.runs for pack in stored.packs for index in pack.runs}
-    for index, run in enumerate(runs):
-        if not run.exists() and (index not in pack_of or completed.intersection(pack_of[index])):
-            raise ConfigError(
-                f"sweep.name={stored.name}: run {run.run_id} is missing, and the others of its pack are completed; "
-                f"{_OTHER_NAME}"
-            )
-    return replace(stored, runs=[planned[run.run_id] for run in stored.runs])
-
-
-def halve(plan: Plan, pack: Pack) -> Plan:
-    """Return the plan with a pack replaced by its two halves, which get new numbers."""
-    middle, first_number = len(pack.runs) // 2, max(pack.number for pack in plan.packs) + 1
-    parts = (pack.runs[:middle], pack.runs[middle:])
-    halves = [Pack(number, runs, halved_from=pack.number) for number, runs in enumerate(parts, first_number)]
-    position = plan.packs.index(pack)
-    note = (
-        f"pack {pack.number} of {len(pack.runs)} runs ran out of memory and is halved: its runs train in packs of "
-        f"{len(parts[0])} and {len(parts[1])}"
-    )
-    packs = [*plan.packs[:position], *halves, *plan.packs[position + 1 :]]
-    return replace(plan, packs=packs, notes=[*plan.notes, note])
-
-
-def is_completed(run: RunFolder) -> bool:
-    """Return whether a run has finished or diverged.
-
-    Raises:
-        StoreError: The status of the run cannot be read.
-    """
-    return run.exists() and run.read_status().state in COMPLETED_STATES
-
-
-def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
-    """Return whether all runs of a pack have finished or diverged; False if a record is damaged."""
-    try:
-        return all(is_completed(run_of(folder, run)) for run in runs)
-    except StoreError:
-        return False  # the process that resumes the run reports the damage
 
 
 def tokens_of(run: PlannedRun) -> int:

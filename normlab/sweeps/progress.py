@@ -15,7 +15,8 @@ from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.reading import read_last_row
 from normlab.sweeps.files import PackOutcome, log_of
-from normlab.sweeps.plan import PlannedSweep, is_completed, threads_of, tokens_of
+from normlab.sweeps.plan import PlannedSweep, threads_of, tokens_of
+from normlab.sweeps.stored_plan import is_completed
 from normlab.tracking.console import SafeStream, format_duration
 
 EVERY_S = 60.0

@@ -34,7 +34,8 @@ from normlab.store.outcome import format_loss
 from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
-from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
+from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.sweeps.stored_plan import all_completed, is_completed
 
 AT_ONCE = 4
 """Trials of a cell that are made at once. The first ones, before any loss is known, are spread evenly."""

@@ -21,7 +21,7 @@ from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan
 from normlab.sweeps import files
 from normlab.sweeps.files import MEMORY, PackOutcome
-from normlab.sweeps.plan import all_completed
+from normlab.sweeps.stored_plan import all_completed
 from normlab.sweeps.task import Task, ask
 
 POLL_EVERY_S = 15.0

@@ -21,10 +21,11 @@ from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
 from normlab.sweeps.files import MEMORY, PackOutcome
 from normlab.sweeps.local import LocalExecutor
-from normlab.sweeps.plan import PlannedSweep, all_completed, halve, reconcile
+from normlab.sweeps.plan import PlannedSweep
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
+from normlab.sweeps.stored_plan import all_completed, halve, reconcile
 
 
 def supervise(

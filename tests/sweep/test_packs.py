@@ -20,8 +20,9 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.packs import split
-from normlab.sweeps.plan import PlannedSweep, halve, make_plan
+from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
+from normlab.sweeps.stored_plan import halve
 from normlab.training.start import train
 from support.fake_workers import FakeSweeps, FakeWorker
 

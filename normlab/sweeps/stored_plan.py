@@ -1,0 +1,85 @@
+"""The stored plan of a sweep that has started: which of its runs are completed, and what may change in it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from normlab.errors import ConfigError, StoreError
+from normlab.store.format import COMPLETED_STATES
+from normlab.store.plans import Pack, Plan, PlannedRun, run_of
+from normlab.store.runs import RunFolder
+
+OTHER_NAME = "choose another name, or leave it out: runs that are completed are not trained again"
+
+
+def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
+    """Return the plan of the command's overrides, with the packs of the stored plan.
+
+    The configs, and so the plugins that are executed, come from the command's overrides: a stored plan is only data.
+
+    Raises:
+        ConfigError: The stored plan has other runs, other names of arms or another `sweep.pack`, or some of its
+            completed runs were deleted.
+        StoreError: The status of a run cannot be read.
+    """
+    planned = {run.run_id: run for run in plan.runs}
+    stored_ids = {run.run_id for run in stored.runs}
+    if stored_ids != planned.keys():
+        more = "add --extend, or " if stored_ids < planned.keys() else ""
+        raise ConfigError(
+            f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
+            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {more}{OTHER_NAME}"
+        )
+    if stored.pack != plan.pack:
+        raise ConfigError(
+            f"sweep.pack={plan.pack}: sweep {stored.name} started with sweep.pack={stored.pack}, and other packs "
+            f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
+        )
+    for run in stored.runs:
+        if run.arm and run.arm != (now := planned[run.run_id].arm):
+            raise ConfigError(
+                f"sweep.name={stored.name}: its arm {run.arm} is called {now or 'nothing'} here; keep its name, or "
+                "choose another sweep.name"
+            )
+    runs = [run_of(folder, run) for run in stored.runs]
+    completed = {index for index, run in enumerate(runs) if is_completed(run)}
+    # A run without a pack was completed when the plan was made, and the runs of a pack start and end together.
+    pack_of = {index: pack.runs for pack in stored.packs for index in pack.runs}
+    for index, run in enumerate(runs):
+        if not run.exists() and (index not in pack_of or completed.intersection(pack_of[index])):
+            raise ConfigError(
+                f"sweep.name={stored.name}: run {run.run_id} is missing, and the others of its pack are completed; "
+                f"{OTHER_NAME}"
+            )
+    return replace(stored, runs=[planned[run.run_id] for run in stored.runs])
+
+
+def halve(plan: Plan, pack: Pack) -> Plan:
+    """Return the plan with a pack replaced by its two halves, which get new numbers."""
+    middle, first_number = len(pack.runs) // 2, max(pack.number for pack in plan.packs) + 1
+    parts = (pack.runs[:middle], pack.runs[middle:])
+    halves = [Pack(number, runs, halved_from=pack.number) for number, runs in enumerate(parts, first_number)]
+    position = plan.packs.index(pack)
+    note = (
+        f"pack {pack.number} of {len(pack.runs)} runs ran out of memory and is halved: its runs train in packs of "
+        f"{len(parts[0])} and {len(parts[1])}"
+    )
+    packs = [*plan.packs[:position], *halves, *plan.packs[position + 1 :]]
+    return replace(plan, packs=packs, notes=[*plan.notes, note])
+
+
+def is_completed(run: RunFolder) -> bool:
+    """Return whether a run has finished or diverged.
+
+    Raises:
+        StoreError: The status of the run cannot be read.
+    """
+    return run.exists() and run.read_status().state in COMPLETED_STATES
+
+
+def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
+    """Return whether all runs of a pack have finished or diverged; False if a record is damaged."""
+    try:
+        return all(is_completed(run_of(folder, run)) for run in runs)
+    except StoreError:
+        return False  # the process that resumes the run reports the damage

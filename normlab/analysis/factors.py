@@ -13,6 +13,7 @@ from normlab.analysis.settings import (
     ARM,
     LR,
     SEEDS,
+    arm_conflict,
     differing_settings,
     format_setting,
     is_config_option,
@@ -78,13 +79,14 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
     """Return the options in which runs differ, arm and `MAIN_OPTIONS` first; no learning rate or seeds.
 
     An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
-    the model width, or a placement that follows from the arm.
+    the model width, or a placement that follows from the arm. The arm is left out if a run has two.
     """
-    has_arms = len({run.arm for run in runs}) > 1
+    has_arms = len({run.arm for run in runs}) > 1 and not arm_conflict(runs)
+    first = (ARM, *MAIN_OPTIONS) if has_arms else MAIN_OPTIONS
     options = [option for option in differing_settings(map(settings_of, runs)) if is_config_option(option)]
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
-    for option in dict.fromkeys([ARM, *MAIN_OPTIONS, *options]):
+    for option in dict.fromkeys([*first, *options]):
         values = [setting(run, option) for run in runs]
         longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
         is_main = option in MAIN_OPTIONS and not has_arms

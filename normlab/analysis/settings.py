@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, did_you_mean
-from normlab.store.record import RunEntry, RunRecord, Setting, flatten
+from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten
 
 Entry = TypeVar("Entry", bound=RunEntry)
 
@@ -113,15 +113,23 @@ def levels_of(option: str, runs: Iterable[RunEntry]) -> list[Setting]:
     return sorted(levels, key=sort_key)
 
 
+def arm_conflict(runs: Iterable[RunEntry]) -> ArmConflict | None:
+    """Return the first conflict between the arms of a run; None if each run has one arm or none."""
+    return next((run.arm_conflict for run in runs if run.arm_conflict is not None), None)
+
+
 def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -> list[str]:
     """Return the full name of each option; accept an unambiguous short name such as `depth`.
 
     Raises:
-        ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
+        ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options. Or
+            the option is the arm, and a run has two.
     """
     arm = [ARM] if any(run.arm for run in runs) else []
     known, resolved = {*arm, *_OF_CONFIG, *_READERS}.union(*(run.options for run in runs)), []
     for name in names:
+        if name == ARM and (conflict := arm_conflict(runs)):
+            raise ConfigError(f"{flag} {name}: {conflict.text}; name options instead, such as norm and placement")
         options = [name] if name in known else meanings(name, known) if "." not in name else []
         if len(options) > 1:
             raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")

@@ -22,7 +22,7 @@ from normlab.analysis.comparability import differences, intact_runs
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.phrases import name_some
-from normlab.analysis.settings import resolve_options, select_where
+from normlab.analysis.settings import arm_conflict, resolve_options, select_where
 from normlab.errors import ConfigError, StoreError
 from normlab.store.query import Folder, Selection, select_runs
 from normlab.store.record import RunRecord
@@ -79,7 +79,8 @@ def summarize_by(
         options: Of `build_table`.
 
     Raises:
-        ConfigError: An option of `by`, a condition or the baseline is unknown.
+        ConfigError: An option of `by`, a condition or the baseline is unknown. Or a run has two arms, and there is no
+            `by`.
         StoreError: There is no run with a readable record.
     """
     selection = path if isinstance(path, Selection) else select_runs(path, results_dir)
@@ -98,10 +99,16 @@ def cell_options(by: Sequence[str] | None, results: Sequence[RunRecord]) -> list
     """Return the full names of the options of `--by`; for None, the options in which the runs differ.
 
     Raises:
-        ConfigError: The list is empty or has a duplicate, or no run has an option.
+        ConfigError: The list is empty or has a duplicate, or no run has an option. Or the options are not given, and
+            a run has two arms.
     """
     if by is None:
-        return distinguishing_options(results) or list(DEFAULT_OPTIONS)
+        options = distinguishing_options(results) or list(DEFAULT_OPTIONS)
+        if conflict := arm_conflict(results):
+            raise ConfigError(
+                f"{conflict.text}; group the runs by options: `{conflict.command} --by {','.join(options)}`"
+            )
+        return options
     options = resolve_options(by, results, "--by") if all(by) and results else list(by)
     if not all(by) or not by or len(set(options)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")

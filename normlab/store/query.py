@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from normlab.errors import StoreError, did_you_mean, one_line
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.record import RunEntry, RunRecord, flatten
+from normlab.store.record import ArmConflict, RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
 Folder = str | os.PathLike[str]
@@ -38,31 +39,26 @@ class Selection:
 def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Selection:
     """Return the runs of all names together.
 
+    A run that has different arms in two sweeps has an `arm_conflict`: tables that group by arm reject it.
+
     Args:
         names: One, or several. Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or
             name), or a sweep (folder or name). None: the results folder.
         results_dir: The folder in which names are looked up.
 
     Raises:
-        StoreError: A name matches nothing, a sweep's plan cannot be read, no run has started, or a run has arms of two
-            names.
+        StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
     """
     names = [names] if isinstance(names, str | os.PathLike) else names
     with _without_garbage_collection():
         selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
-    records: dict[Path, RunEntry] = {}
-    for record in (record for selection in selections for record in selection.records):
-        first = records.setdefault(path := record.folder.path.resolve(), record)
-        if first.arm != record.arm and first.arm and record.arm:
-            raise StoreError(
-                f"run {record.run_id}: is in arm {first.arm} of one sweep and in arm {record.arm} of another; "
-                "summarize one of the sweeps, or compare by options: `normlab summarize results --by placement`"
-            )
-        records[path] = first if first.arm else record
+    command = shlex.join(["normlab", "summarize", *(os.fspath(name) for name in names)])
+    if os.fspath(results_dir) != "results":
+        command += f" --results-dir {shlex.quote(os.fspath(results_dir))}"
     sweeps = [selection.name for selection in selections]
     name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
     home = selections[0].home if len(selections) == 1 else Path(results_dir)
-    result = Selection(list(records.values()), name if all(sweeps) else "", home)
+    result = Selection(_merge(selections, command), name if all(sweeps) else "", home)
     if not result.started:
         where = ", ".join(map(str, names)) or os.fspath(results_dir)
         waiting = count_not_started(result.records)
@@ -70,6 +66,28 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
             f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
         )
     return result
+
+
+def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
+    """Return each run of several selections once, with its arm, or with a conflict if it has arms of two names."""
+    merged: dict[Path, RunEntry] = {}
+    sweep_of: dict[Path, str] = {}
+    """The sweep of which a run has its arm."""
+    for selection in selections:
+        for record in selection.records:
+            path = record.folder.path.resolve()
+            first = merged.get(path, record)
+            if first.arm_conflict is not None:
+                continue
+            if first.arm and record.arm and first.arm != record.arm:
+                text = (
+                    f"run {record.run_id} is in arm {first.arm} of the sweep {sweep_of[path]} and in arm {record.arm} "
+                    f"of the sweep {selection.name}"
+                )
+                merged[path] = replace(first, arm="", arm_conflict=ArmConflict(text, command))
+            elif path not in merged or not first.arm:
+                merged[path], sweep_of[path] = record, selection.name
+    return list(merged.values())
 
 
 @contextmanager

@@ -166,6 +166,16 @@ class Run:
             raise ValueError("a number is not finite, or no time")
 
 
+@dataclass(frozen=True, slots=True)
+class ArmConflict:
+    """Different arms of one run in several sweeps."""
+
+    text: str
+    """The run, its arms and their sweeps."""
+    command: str
+    """The command that summarizes the same selection, without options."""
+
+
 @dataclass(frozen=True, eq=False)
 class RunEntry:
     """A run without a record that parses: a sweep has planned it, or it is damaged."""
@@ -178,7 +188,9 @@ class RunEntry:
     options: Mapping[str, Setting] = field(default_factory=dict, kw_only=True)
     """Every option of the config, by dotted name; none for a damaged run."""
     arm: str = field(default="", kw_only=True)
-    """The arm of the sweep by whose name it was selected; empty without one."""
+    """The arm of the sweep by whose name it was selected; empty without one, and with a conflict."""
+    arm_conflict: ArmConflict | None = field(default=None, kw_only=True)
+    """Why the run has no single arm: sweeps that were selected together name it differently."""
     design: SweepDesign = field(default=NO_DESIGN, kw_only=True)
     """The design of that sweep; empty without one."""
 

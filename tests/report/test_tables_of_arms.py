@@ -1,6 +1,7 @@
 """Arms are a factor of tables, which explains the options that follow from it."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from normlab.analysis.cells import table_warnings
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import distinguishing_options, factors_of
 from normlab.analysis.table import summarize_by
+from normlab.errors import ConfigError
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.query import select_runs
 from normlab.sweeps.files import write_plan
@@ -58,7 +60,7 @@ def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str
 def test_several_sweeps_are_one_table(
     sweep: str, make_run: Callable[..., object], run_command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    """Runs that two sweeps share count once; an arm of two names is an error."""
+    """Runs that two sweeps share count once."""
     make_run("d2", run={"config": {"placement": {"name": "post"}, "model": {"depth": 2}}})
     shared, new = PlannedRun("a2", ["arm=a"], {}), PlannedRun("d2", ["arm=d"], {})
     second = plan_runs(tmp_path, "second", [shared, new])
@@ -73,11 +75,71 @@ def test_several_sweeps_are_one_table(
     for arguments in (["figure", "factor", sweep, second, "-o", str(tmp_path / "f.svg")], ["compare", sweep, second]):
         code, _, err = run_command(*arguments, "--results-dir", str(tmp_path))
         assert code == 0, err
-    third = plan_runs(tmp_path, "third", [PlannedRun("a2", ["arm=other"], {})])
-    code, _, err = run_command("summarize", sweep, third)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "run a2: is in arm a of one sweep and in arm other of another" in err
-    code, _, err = run_command("summarize", str(tmp_path), "--by", "placement")
-    assert code == 0, err
     assert (tmp_path / "f.svg").exists()
     assert (tmp_path / "compare.html").exists()
+
+
+@pytest.fixture
+def two_arms(sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Write two sweeps that call the arm of a shared run differently, and return their names; enter their folder."""
+    monkeypatch.chdir(tmp_path)
+    plan_runs(tmp_path, "renamed", [PlannedRun("a2", ["arm=other"], {}), PlannedRun("c2", ["arm=c"], {})])
+    return ["arms", "renamed"]
+
+
+BY_OPTION = ["--by", "placement"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summarize"], ["figure", "factor", "-o", "f.svg"], ["compare", "-o", "c.html"],
+        ["summarize", "--where", "arm=a", *BY_OPTION], ["summarize", "--by", "arm"],
+    ],
+)  # fmt: skip
+def test_a_run_of_two_arms_is_in_no_group_of_arms(
+    arguments: list[str], two_arms: list[str], run_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    command, *options = arguments
+    code, out, err = run_command(command, *options, *two_arms, "--results-dir", ".")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "run a2 is in arm a of the sweep arms and in arm other of the sweep renamed; " in err
+
+
+def test_the_message_about_two_arms_has_a_command_that_works(
+    two_arms: list[str], run_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    _, _, err = run_command("summarize", *two_arms, "--results-dir", ".")
+    program, *arguments = shlex.split(err.split("`")[1])
+    assert (program, arguments[:3]) == ("normlab", ["summarize", *two_arms])
+    code, out, err = run_command(*arguments, "--format", "json")
+    assert (code, len(json.loads(out))) == (0, 6), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summarize", *BY_OPTION], ["summarize", *BY_OPTION, "--test", "counts"], ["summarize", "--runs"],
+        ["figure", "factor", "-o", "f.svg", *BY_OPTION], ["compare", "-o", "c.html", *BY_OPTION],
+    ],
+)  # fmt: skip
+def test_a_run_of_two_arms_is_grouped_by_options(
+    arguments: list[str], two_arms: list[str], run_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    command, *options = arguments
+    code, _, err = run_command(command, *options, *two_arms, "--results-dir", ".")
+    assert code == 0, err
+
+
+def test_functions_group_a_run_of_two_arms_by_options(two_arms: list[str]) -> None:
+    """A third sweep, which agrees with one of them, changes nothing."""
+    plan_runs(Path(), "third", [PlannedRun("a2", ["arm=other"], {}), PlannedRun("a4", ["arm=a"], {})])
+    names = [*two_arms, "third"]
+    frame = normlab.summarize(names, by="placement", results_dir=".")
+    assert dict(zip(frame["cell"], frame["runs"], strict=True)) == {"peri": 2, "pre": 4}
+    runs = normlab.runs(names, results_dir=".")
+    assert (len(runs), "arm" in runs, {"placement", "depth", "model.qk_norm"} <= set(runs)) == (6, False, True)
+    without_the_run = normlab.summarize(names, where="depth=4", results_dir=".")
+    assert list(without_the_run["arm"]) == ["b", "a", "c"]
+    with pytest.raises(ConfigError, match="run a2 is in arm a of the sweep arms and in arm other of the sweep renamed"):
+        normlab.summarize(names, results_dir=".")

@@ -173,7 +173,7 @@ class Cell:
     @cached_property
     def warnings(self) -> list[str]:
         """The reasons why the cell's numbers are unreliable, one per line."""
-        warnings = [f"mixes {mixture}" for mixture in differences(self.runs)]
+        warnings = [f"runs in one cell differ in {mixture}" for mixture in differences(self.runs)]
         if unfinished := self.count(UNFINISHED):
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
         repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)

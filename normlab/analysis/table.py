@@ -49,7 +49,10 @@ class CellsTable:
 
     @property
     def warnings(self) -> list[str]:
-        """All warnings; equal warnings of several cells are one line that names the cells."""
+        """All warnings; equal warnings of several cells are one line that names the cells.
+
+        The warning of a cell follows the names of one cell or of several, so it has no verb whose subject is the cell.
+        """
         cells_of: dict[str, list[str]] = {}
         for cell in self.cells:
             for warning in cell.warnings:
@@ -177,7 +180,7 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
     for cell, match, baseline, comparison in zip(cells, matches, baselines, comparisons, strict=True):
         notes = _comparison_warnings(cell, baseline) if baseline else []
         if match is None:
-            notes = [f"has no baseline: no cell with {against} matches its other options"]
+            notes = [f"without a baseline, because no cell with {against} matches in the other options"]
         notes = [*cell.notes, *notes]
         compared.append(replace(cell, baseline=baseline, comparison=comparison, notes=notes))
     return compared
@@ -186,11 +189,11 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
 def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
     """Return the reasons why the comparison of a cell with its baseline is unreliable."""
     if reason := reason_cells_not_comparable([cell, baseline]):
-        return [f"is not compared with its baseline: {reason}"]
+        return [f"not compared with the baseline, because {reason}"]
     unpaired = set(cell.final.losses) ^ set(baseline.final.losses) if cell.losses and baseline.losses else ()
     intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
     different = list(map(str, differences([*cell.runs, *baseline.runs], intended)))
     return [
         *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
-        *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),
+        *([f"cell and baseline also differ in {'; '.join(different)}"] if different else []),
     ]

@@ -119,5 +119,5 @@ def choose_channels(
         take("style", lambda factor: -len(factor.levels))
     if panel is not None and rest:
         names = ", ".join(factor.option for factor in rest)
-        raise ConfigError(f"--panel: {names} is on no channel; add it to --panel, or select one value with --where")
+        raise ConfigError(f"--panel: not on a channel: {names}; add to --panel, or select one value each with --where")
     return Channels(on_x, on_color, next(iter(given["style"]), None), (*given["panel"], *rest))

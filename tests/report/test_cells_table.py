@@ -86,7 +86,7 @@ def test_mixed_settings_are_a_warning(make, tmp_path):
         "precision bf16 and fp32", "numerics (compile) off and on", "device cpu and cuda H200",
     }  # fmt: skip
     (row,) = rows(tmp_path).values()
-    assert {f"mixes {mixture}" for mixture in mixtures} <= set(row["warnings"])
+    assert {f"runs in one cell differ in {mixture}" for mixture in mixtures} <= set(row["warnings"])
     table = summarize_by(tmp_path, ["norm", "placement"])
     assert not [warning for cell in table.cells for warning in cell.warnings]
     assert table.table_warnings[0].startswith(

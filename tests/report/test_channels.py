@@ -119,7 +119,7 @@ def test_explicit_channels(table_of, has_x, given, expected):
         ({"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
         ({"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
         ({"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
-        ({"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
+        ({"x": "depth", "color": "norm", "panel": []}, "--panel: not on a channel: placement; add to --panel"),
     ],
 )
 def test_errors(table_of, given, message):

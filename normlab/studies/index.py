@@ -29,8 +29,9 @@ confidence sequences, which hold at every number of seeds; those of means assume
 other methods. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks
 of four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
 An arm is judged by its mean over the rates that the six seeds cannot tell from the best. *at the best learning rates
-alone*: the same estimate at the best one only, where that is not the same; it decides no verdict, and where its
-interval, which is not corrected, is not on the side of the verdict, the verdict says so.
+alone*: the same estimate at the best one only, where that is not the same; it decides no verdict. Where its interval,
+which is not corrected, is not on the side of the verdict, the verdict says so. An undecided verdict says so where that
+interval would decide the claim, and the one over all chosen rates, not corrected either, would not.
 *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it. *other
 settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
 replications; a study with an amendment was changed after its first seeds had been seen. Of a claim that was rewritten

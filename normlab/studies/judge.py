@@ -19,7 +19,7 @@ from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError, StoreError
 from normlab.store.record import RunRecord
-from normlab.studies.base import AT_BEST, LEVEL, LOOKS, REFUTED, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
+from normlab.studies.base import AT_BEST, LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
 from normlab.studies.estimators import Contrast, Estimate, Slope
 from normlab.studies.run import Attempt, Evidence, block_of_run, read_evidence
 
@@ -67,15 +67,14 @@ class Judgement:
 
         The interval at the best rates is shown without the correction for all claims, which would make it wider.
         """
-        if self.at_best is None or self.verdict not in (SUPPORTED, REFUTED):
+        if self.at_best is None or self.verdict == VOID:
             return self.verdict
-        (least, most), low, high = self.claim.criterion.limits, self.at_best.low, self.at_best.high
-        there = UNDECIDED
-        if least <= low and high <= most:
-            there = SUPPORTED
-        elif low > most or high < least:
-            there = REFUTED
-        return self.verdict if there == self.verdict else f"{self.verdict}, but {there} {AT_BEST}"
+        criterion, at_best = self.claim.criterion, (self.at_best.low, self.at_best.high)
+        there = criterion.verdict(lambda alpha: at_best)
+        shown = self.estimate.interval(shown_level(criterion))
+        # If the interval over all chosen rates decides it too, only the correction leaves the claim undecided.
+        is_by_correction = self.verdict == UNDECIDED and there == criterion.verdict(lambda alpha: shown)
+        return self.verdict if there == self.verdict or is_by_correction else f"{self.verdict}, but {there} {AT_BEST}"
 
     @property
     def sentence(self) -> str:

@@ -13,7 +13,7 @@ from normlab.analysis.sequences import mean_sequence
 from normlab.analysis.settings import setting
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
-from normlab.studies.estimators import Contrast, Share, Slope, difference, over_seeds
+from normlab.studies.estimators import Contrast, Estimate, Share, Slope, difference, over_seeds
 from normlab.studies.judge import AtBest, Judgement, as_row, from_row, is_futile, judge, largest_deviation
 from normlab.studies.over_grid import OverGrid
 
@@ -83,7 +83,10 @@ def test_the_arms_have_the_losses_of_the_judging_seeds_at_the_best_rate(results)
         ("refuted", AtMost(0.0), -0.2, -0.01, "supported"),
         ("supported", Within(-0.1, 0.1), -0.09, 0.09, ""),
         ("supported", Within(-0.1, 0.1), -0.11, 0.09, "undecided"),
-        ("undecided", AtMost(0.0), 0.01, 0.2, ""),
+        ("undecided", AtMost(0.0), 0.01, 0.2, "refuted"),
+        ("undecided", AtMost(0.0), -0.2, -0.01, "supported"),
+        ("undecided", AtMost(0.0), -0.01, 0.2, ""),
+        ("undecided", Within(-0.1, 0.1), -0.09, 0.09, "supported"),
         ("void", AtMost(0.0), 0.01, 0.2, ""),
     ],
 )
@@ -98,6 +101,15 @@ def test_a_verdict_says_where_the_best_rates_alone_have_another_one(verdict, cri
     row = as_row(judgement)
     assert (row["verdict"], row["verdict_in_words"]) == (verdict, words)
     assert from_row(claim, row).sentence == judgement.sentence
+
+
+@pytest.mark.parametrize(("low", "words"), [(0.06, "undecided"), (-0.1, "undecided, but supported at")])
+def test_the_rates_do_not_explain_what_only_the_correction_leaves_undecided(low, words):
+    """Without the correction for all claims, the interval over all chosen rates supports the first claim."""
+    estimate = Estimate(0.1, lambda alpha: (low, 0.2), 8)
+    judgement = Judgement(CLAIM, "undecided", "p=0.06, corrected", estimate, at_best=AtBest(0.1, 0.06, 0.2))
+    assert judgement.verdict_in_words.startswith(words)
+    assert ("but" in judgement.verdict_in_words) == ("but" in words)
 
 
 @pytest.mark.parametrize(

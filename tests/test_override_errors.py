@@ -155,11 +155,11 @@ def test_an_option_that_is_given_twice_is_a_warning(run_command: Command, overri
         code, _, err = run_command(
             *command, *overrides, "train.steps=0", "norm=rmsnorm", "norm=dyt", "seed=0", "seed=0"
         )
-        warnings = [line for line in err.splitlines() if "follows" in line]
+        warnings = [line for line in err.splitlines() if "comes later" in line]
         assert code == 0
         assert warnings == [
-            "warning: train.steps=12: has no effect, because train.steps=0 follows; leave one of them out",
-            "warning: norm=rmsnorm: has no effect, because norm=dyt follows; leave one of them out",
+            "warning: train.steps=12: has no effect, because train.steps=0 comes later; leave train.steps=12 out",
+            "warning: norm=rmsnorm: has no effect, because norm=dyt comes later; leave norm=rmsnorm out",
         ]
 
 

@@ -104,12 +104,14 @@ def test_edited_plugin_is_named_wherever_its_runs_are_used(
     assert "changed" not in capsys.readouterr().err
 
     Path("mine.py").write_text(NORM.replace("nn.Tanh", "nn.Softsign"))
-    changed = f"mine.py has changed since run {folder.run_id} started with the same options: another run starts"
+    changed = f"mine.py has changed since run {folder.run_id} started with the same options, so this is a new run"
     with pytest.raises(ConfigError, match=f"run {folder.run_id} of the existing sweep would be .* now: mine.py has ch"):
         make_plan(*compose_sweep([*mine, "sweep.name=first"]))
     (warning,) = make_plan(*compose_sweep([*mine, "sweep.name=other"])).warnings
     assert changed in warning
-    with pytest.raises(ConfigError, match=r"start_from=.*: mine.py has changed since that run started; restore the"):
+    with pytest.raises(
+        ConfigError, match=r"start_from=.*: mine.py has changed since that run started; undo the change$"
+    ):
         train(compose_run([*mine, "train.steps=3", f"train.start_from={folder.run_id}"]), trackers=[])
     train(compose_run(mine), trackers=[])
     assert changed in capsys.readouterr().err

@@ -83,14 +83,14 @@ def read_arguments(
 
 
 def warn_of_replaced(overrides: Sequence[str]) -> None:
-    """Warn of overrides without an effect, because the same option follows.
+    """Warn of overrides that have no effect, because a later one sets the same option.
 
     This is no error, because a script may append the user's arguments to its own overrides, as scripts/demo does.
     """
     from normlab.config.compose import replaced_overrides
 
     for text, last in replaced_overrides(overrides):
-        warn(f"{text}: has no effect, because {last} follows; leave one of them out")
+        warn(f"{text}: has no effect, because {last} comes later; leave {text} out")
 
 
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:

@@ -219,7 +219,7 @@ def malformed(typed: str) -> ConfigError:
     if ("list[" in kind or "Any" in kind) and re.fullmatch(r"\(.*\)", value):
         return ConfigError(f"{typed}: a list has square brackets; write {option}=[{value[1:-1]}]")
     if re.fullmatch(r"(range|choice)\(.*\)", value):
-        return ConfigError(f"{typed}: has arguments of another kind; write {option}=range(3) or {option}=choice(1,2)")
+        return ConfigError(f"{typed}: has wrong arguments; write {option}=range(3) or {option}=choice(1,2)")
     if "str" not in kind and "Any" not in kind:
         return ConfigError(f"{typed}: must be {_requirement(kind)}")
     quoted = QuotedString(value, Quote.single).with_quotes()
@@ -274,7 +274,7 @@ def _wrong_value(key: str, cause: OmegaConfBaseException, job: Sequence[Override
     is_resolved = isinstance(cause, InterpolationValidationError)  # to a value of another type
     if isinstance(cause, InterpolationResolutionError | UnsupportedInterpolationType) and not is_resolved:
         return ConfigError(
-            f"{typed}: no option, no variable and no function gives this value; write ${{model.width}} for an option, "
+            f"{typed}: this reference cannot be resolved; write ${{model.width}} for an option, "
             "${oc.env:NAME} for a variable that is set, or the value itself"
         )
     section, _, name = key.rpartition(".")

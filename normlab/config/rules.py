@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
 """The rows, in the order in which they are tried."""
 LEGEND = """tokens: of a micro-batch on each device
 sweep.pack: the runs of a pack may have another attention backend than single runs, and other last bits. A single run
-has that which torch chooses. A pack has eager on a CPU. On a GPU it has flash_attention in bf16 and fp16, and
+uses the backend that torch chooses. On a CPU a pack uses eager; on a GPU it uses flash_attention in bf16 and fp16, and
 efficient_attention in fp32 and tf32, or eager if the width of a head is above 256 or not a multiple of 8. run.json
 records the backend."""
 """The meaning of the field of `Workload` that is no option, and what a pack changes."""

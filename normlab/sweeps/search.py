@@ -223,7 +223,7 @@ def _check_limits(ranges: Sequence[Range], overrides: Sequence[str], configs: Us
 
 def _linear_note(limits: Range) -> str:
     """Return the note that an option is not searched by its logarithm."""
-    return f"{limits.option} is searched linearly, because {limits.low:g} has no logarithm"
+    return f"{limits.option} is searched on a linear scale, because its lower limit {limits.low:g} has no logarithm"
 
 
 def _is_decided(folder: Path, until: Until) -> bool:

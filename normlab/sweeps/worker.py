@@ -114,7 +114,7 @@ class Worker:
             return False
         import torch
 
-        from normlab.training.machine import release_freed_memory
+        from normlab.training.process_memory import release_freed_memory
 
         gc.collect()
         try:

@@ -51,10 +51,12 @@ def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Pa
             earlier.setdefault(file, []).append(run_id_of(config, found.identity))
     lines = []
     for file, ids in earlier.items():
-        more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+        started, consequence = f"run {ids[0]}", "this is a new run; to continue the old one"
+        if len(ids) > 1:
+            started, consequence = f"{started} and {len(ids) - 1} more", "these are new runs; to continue the old ones"
         lines.append(
-            f"{file} has changed since run {ids[0]}{more} started with the same options: another run starts; restore "
-            "the file to resume the old one (comments and blank lines do not count)"
+            f"{file} has changed since {started} started with the same options, so {consequence}, undo the change "
+            "(comments and blank lines do not count)"
         )
     return lines
 
@@ -87,7 +89,7 @@ def check_same_code(stored: Plan, new: Iterable[tuple[PlannedRun, RunConfig]], f
             reason = reason_of_other_id(config, run_of(folder, old).path)
             raise ConfigError(
                 f"sweep.name={stored.name}: run {old.run_id} of the existing sweep would be {planned.run_id} now: "
-                f"{reason} since the sweep was planned; restore it, or choose another name"
+                f"{reason} since the sweep was planned; undo the change, or choose another sweep.name"
             )
 
 

@@ -39,8 +39,9 @@ from normlab.training import checkpoint
 from normlab.training.average import WeightAverage
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
-from normlab.training.machine import PeakMemory, RuntimeSettings
+from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, families, kept_step
+from normlab.training.process_memory import PeakMemory
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun

@@ -1,7 +1,6 @@
-"""What a run takes from this machine: the values of `auto`, torch's switches, peak memory, and errors of torch."""
+"""What a run takes from this machine: the values of `auto`, torch's switches, and errors of torch."""
 
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -27,12 +26,12 @@ from normlab.model.attention import attention_backend
 from normlab.model.groups import check_parameters
 from normlab.openmp import wait_policy
 from normlab.ranks import Ranks
+from normlab.training.process_memory import keep_freed_memory
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
 DEVICES = Path("/dev")
-PROCESS = Path("/proc/self")
 LOST = "another rank of this run has ended"
 """Message of a rank whose peer is gone."""
 RESUMES = "the same command resumes the run, and so does another devices=N"
@@ -133,13 +132,13 @@ class RuntimeSettings:
         would_have_graphs = config.train.graph == "auto" and rules.value_of("train.graph", alone) == "on"
         if self.devices > 1 and would_have_graphs:
             found.append(
-                f"devices={self.devices}: no CUDA graphs, which need a single GPU; with one, a step of 4 blocks of "
-                "width 128 takes 0.11 of the time (results/gpu_h200.md)"
+                f"devices={self.devices}: CUDA graphs are off, because they need a single GPU; on a single GPU a "
+                "step of 4 blocks of width 128 takes 0.11 of its time without graphs (results/gpu_h200.md)"
             )
         if self.device == "cuda" and resumed and not self.deterministic:
             found.append(
-                "resuming on a GPU with deterministic=false: results will not be bit-identical; for that, start with "
-                "deterministic=true (its cost was not measured)"
+                "resuming on a GPU with deterministic=false: results will not be bit-identical; if they must be, "
+                "start the run with deterministic=true (its cost was not measured)"
             )
         return found
 
@@ -302,47 +301,6 @@ def num_threads() -> int:
 def limit_threads() -> None:
     """Give torch's CPU kernels the threads of a run, in a command that trains nothing."""
     torch.set_num_threads(num_threads())
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next step.
-
-    Otherwise glibc gives large blocks back to the system, and each step faults their pages in again: 300 faults and 2
-    to 5 % of a step at depth 4, width 128.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
-
-
-def release_freed_memory() -> None:
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-class PeakMemory:
-    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
-
-    def __init__(self, device: str) -> None:
-        self._on_gpu, self._is_reset = device == "cuda", False
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            return
-        release_freed_memory()  # of an earlier run in this process
-        with contextlib.suppress(OSError):
-            (PROCESS / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
-            self._is_reset = True
-
-    def num_bytes(self) -> int | None:
-        """Return the peak in bytes; None if it may be that of an earlier run in this process."""
-        if self._on_gpu:
-            return torch.cuda.max_memory_allocated()
-        if not self._is_reset:
-            return None
-        # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
-        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (PROCESS / "status").read_text(), re.MULTILINE)
-        return 1024 * int(peak[1]) if peak else None
 
 
 def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:

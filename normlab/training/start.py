@@ -194,8 +194,8 @@ def open_runs(
             if run.folder.run_id != planned:
                 reason = reason_of_other_id(run.config, run.folder.path.with_name(planned))
                 raise ConfigError(
-                    f"run {planned} would be {run.folder.run_id} now: {reason} since the plan was made; restore it, or "
-                    "start the same overrides with another sweep.name=..."
+                    f"run {planned} would be {run.folder.run_id} now: {reason} since the plan was made; undo the "
+                    "change, or start the same overrides with another sweep.name=..."
                 )
         for run in runs:
             run.new_run_json["pack"] = {**(pack or {}), "runs": ids}

@@ -114,7 +114,7 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
     ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if files := changed_plugins(config, other.run()["identity"]["versions"]):
-        raise ConfigError(f"{option}: {' and '.join(files)} has changed since that run started; restore the file")
+        raise ConfigError(f"{option}: {' and '.join(files)} has changed since that run started; undo the change")
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
         raise ConfigError(

@@ -262,7 +262,10 @@ def test_a_limit_that_the_option_does_not_take_is_refused(search: str, problem: 
 
 def test_a_linear_search_is_named(overrides: list[str]) -> None:
     _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0,0.2)", "sweep.trials=2"]))
-    assert "optim.weight_decay is searched linearly, because 0 has no logarithm" in planned.plan.notes
+    assert (
+        "optim.weight_decay is searched on a linear scale, because its lower limit 0 has no logarithm"
+        in planned.plan.notes
+    )
     _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0.01,0.2)", "sweep.trials=2"]))
     assert not [note for note in planned.plan.notes if "linearly" in note]
 

@@ -10,8 +10,9 @@ from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.loaded_run import load
-from normlab.training import machine
-from normlab.training.machine import PeakMemory, resolve, resolve_device
+from normlab.training import machine, process_memory
+from normlab.training.machine import resolve, resolve_device
+from normlab.training.process_memory import PeakMemory
 from normlab.training.start import train, train_pack
 from support.pretended_gpus import pretend_gpus
 
@@ -77,7 +78,7 @@ def test_what_triton_needs(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["devices=1"], "on", None),
         (["devices=1", "train.graph=off"], "off", None),
-        (["devices=2"], "off", "devices=2: no CUDA graphs"),
+        (["devices=2"], "off", "devices=2: CUDA graphs are off"),
         (["devices=2", "train.graph=off"], "off", None),
         (["devices=2", "train.steps=50"], "off", None),  # a single GPU would have none either
         (["devices=2", "device=cpu"], "off", None),
@@ -113,7 +114,7 @@ def test_a_resume_on_a_gpu_without_deterministic_warns(
     pretend_gpus(monkeypatch)
     config = compose_run(["precision=fp32", "compile=off", *overrides])
     found = resolve(config).warnings(config, resumed=resumed)
-    assert [("bit-identical" in line, "start with deterministic=true" in line) for line in found] == [
+    assert [("bit-identical" in line, "start the run with deterministic=true" in line) for line in found] == [
         (True, True)
     ] * warns
 
@@ -145,7 +146,7 @@ def test_a_run_after_a_large_one_reports_its_own_peak(overrides: list[str]) -> N
 
 def test_a_peak_that_cannot_be_reset_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier run of the process may have had it."""
-    monkeypatch.setattr(machine, "PROCESS", tmp_path)
+    monkeypatch.setattr(process_memory, "PROCESS", tmp_path)
     (tmp_path / "status").write_text("VmPeak:\t  2000 kB\nVmHWM:\t  1000 kB\n")
     (tmp_path / "clear_refs").mkdir()  # a file that cannot be written, even by root
     assert PeakMemory("cpu").num_bytes() is None

@@ -1,0 +1,51 @@
+"""The memory of this process: its peak in a run, and what the C library keeps of freed memory."""
+
+import contextlib
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+
+PROCESS = Path("/proc/self")
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next step.
+
+    Otherwise glibc gives large blocks back to the system, and each step faults their pages in again: 300 faults and 2
+    to 5 % of a step at depth 4, width 128.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+
+
+def release_freed_memory() -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class PeakMemory:
+    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu, self._is_reset = device == "cuda", False
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        release_freed_memory()  # of an earlier run in this process
+        with contextlib.suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
+            self._is_reset = True
+
+    def num_bytes(self) -> int | None:
+        """Return the peak in bytes; None if it may be that of an earlier run in this process."""
+        if self._on_gpu:
+            return torch.cuda.max_memory_allocated()
+        if not self._is_reset:
+            return None
+        # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (PROCESS / "status").read_text(), re.MULTILINE)
+        return 1024 * int(peak[1]) if peak else None

@@ -206,8 +206,8 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("eps: [", 'norm/mine.yaml", line 1'),
-        ("7", "a config file holds no options; fix the overrides or the config file"),
+        ("eps: [", "norm/mine.yaml, line 1: is not valid YAML; fix the file (--debug prints the reason)"),
+        ("7", "a config file holds no options; fix the file"),
         ("defaults:\n  - &a [*a]\n", "fix the overrides or the config file"),
         (
             "defaults:\n  - rmsnorm\nepps: 1\n",
@@ -215,7 +215,10 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
         ),
         ("defaults:\n  - rmsnrm\n", "norm=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
         ("", "norm=mine: names no norm; begin the config file with a list such as defaults: [rmsnorm]"),
-        ("eps: \udcff", "'utf-8' codec can't decode byte"),
+        ("eps: \udcff", "norm=mine: its config file is not valid YAML in UTF-8; fix the file"),
+        ("a\0b: 1", "norm=mine: its config file is not valid YAML in UTF-8; fix the file"),
+        ('eps: "${"', "eps: no config can be composed from these; fix the config file"),
+        ("defaults: 3", "norm=mine: no config can be composed from these; fix the overrides or the config file"),
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(

@@ -105,6 +105,31 @@ def test_the_list_of_an_option_is_told_to_a_run() -> None:
     assert compose_run(["train.keep=[1,2]"]).train.keep == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("seed=range(1,2,0)", "the step of a range must not be 0; set another step"),
+        ("seed=shuffle(range(1,2,0))", "the step of a range must not be 0; set another step"),
+        ("optim.lr=range(0.1,1,0.0)", "the step of a range must not be 0; set another step"),
+        ("norm=range(2)", "a range has numbers; write names, as in norm=a,b"),
+    ],
+)
+def test_a_range_that_names_no_values(typed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(typed)}: {re.escape(message)}$"):
+        compose_sweep([typed])
+
+
+LISTS = ["train.keep", "stats.also", "stats.tiers", "plugins", "sweep.slurm.extra", "hydra.searchpath"]
+
+
+@pytest.mark.parametrize("option", LISTS)
+@pytest.mark.parametrize("value", ["none", "null", "off", ""])
+def test_no_value_of_a_list_is_the_empty_list(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option}={value} \(did you mean '\[\]'\?\): (must be|not a list)"):
+        compose_sweep([f"{option}={value}"])
+    compose_sweep([f"{option}=[]", *(["sweep.on=slurm"] if "slurm" in option else [])])
+
+
 NULLABLE = [
     "optim.clip", "optim.qk_clip", "optim.warmup_steps", "model.mlp_width", "model.attn_softcap", "eval.ema",
     "data.seed", "data.max_tokens", "deterministic", "norm.taper_steps", "placement.final_norm", "sweep.jobs",

@@ -71,8 +71,8 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     recipe sets many options; else there is one arm, of no name and no overrides.
 
     Raises:
-        ConfigError: There are two lists, a list is not one of arms, two arms have one name, an arm has an option of
-            the sweep or plugins, or sets an option twice.
+        ConfigError: There are two lists, a list is not one of arms or has a comma too many, two arms have one name, an
+            arm has an option of the sweep or plugins, or sets an option twice.
     """
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
@@ -88,7 +88,9 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     body = lists[0].removeprefix(PREFIX).strip()
     parts = list(_split(body[1:-1], ",")) if body[:1] + body[-1:] == "[]" else [""]
     texts: dict[str, str] = {}
-    for part in parts:
+    for index, part in enumerate(parts):
+        if len(parts) > 1 and not part.strip():
+            raise ConfigError(f"{lists[0]}: {_comma_too_many(parts, index)}")
         if name := _NAME.match(part):
             if name[1] in texts:
                 raise ConfigError(f"{lists[0]}: two arms have the name {name[1]}; give each its own")
@@ -101,6 +103,15 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     for name, own in arms.items():
         _check_arm(name, own)
     return arms, shared
+
+
+def _comma_too_many(parts: Sequence[str], index: int) -> str:
+    """Return which comma to leave out of a list of arms, of which the part with this index is blank."""
+    if not index:
+        return "has a comma before the first arm; leave it out"
+    if index == len(parts) - 1:
+        return "has a comma after the last arm; leave it out"
+    return f"has nothing between two commas after {parts[index - 1].strip()!r}; leave one comma out"
 
 
 def _check_arm(name: str, overrides: Sequence[str]) -> None:

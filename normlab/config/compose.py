@@ -25,6 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from normlab.config import arms
+from normlab.config.option_names import empty_list_hint
 from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
@@ -87,7 +88,8 @@ def register_plugins(overrides: Sequence[str]) -> None:
         if text.lstrip("+-").startswith("plugins="):
             value = _parse(text).value()
             if not isinstance(value, list):
-                raise ConfigError(f"{text}: not a list of files; write plugins=[my_norm.py]")
+                nearest = empty_list_hint(text.partition("=")[2])
+                raise ConfigError(f"{text}{nearest}: not a list of files; write plugins=[my_norm.py]")
             files = [str(file) for file in value]
     register(files)
 
@@ -304,10 +306,16 @@ def _swept_values(override: Override) -> list[str]:
 
 
 def _typed_values(override: Override) -> list[str]:
-    """Return the values of `1e-3,0.001` as they were typed; [] for a function or for values that hold commas."""
-    values, typed = override.value(), override.get_value_string().split(",")
-    if isinstance(values, ChoiceSweep) and values.simple_form and len(typed) == len(values.list):
-        return [value.strip() for value in typed]
+    """Return the values of `1e-3,0.001` or `choice(1e-3,0.001)` as they were typed, so that a warning can name both.
+
+    Return [] for another function, which may change their order, and for values that hold commas.
+    """
+    values, typed = override.value(), override.get_value_string()
+    if choice := re.fullmatch(r"choice\((.*)\)", typed):
+        typed = choice[1]
+    texts = typed.split(",")
+    if isinstance(values, ChoiceSweep) and "(" not in typed and len(texts) == len(values.list):
+        return [text.strip() for text in texts]
     return []
 
 

@@ -24,6 +24,8 @@ ALIASES = {
     "experiment": "+experiment",
 }
 """The option for each name in other code (the last part of a dotted name)."""
+NOTHING = ("none", "nil", "off", "no", "false", "auto", "default", "unset", "disabled", "")
+"""Words that users write for `null`, or for an empty list, in options that take none of these words."""
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
@@ -39,6 +41,11 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
         return [alias]
     found = [option for option in options if last in (option.rpartition(".")[2], option.replace(".", "_"))]
     return sorted(option for option in found if option.count(".") == min(each.count(".") for each in found))
+
+
+def empty_list_hint(value: str) -> str:
+    """Return `" (did you mean '[]'?)"` if a value of an option that takes a list means that the list is empty."""
+    return " (did you mean '[]'?)" if value.lower() in (*NOTHING, "null") else ""
 
 
 def hint(name: str, options: Iterable[str]) -> str:

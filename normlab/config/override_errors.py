@@ -23,7 +23,7 @@ from omegaconf.errors import (
 
 from normlab.config.corpora import DATA, HubData, corpus_hint
 from normlab.config.optim import OPTIMIZERS
-from normlab.config.option_names import hint
+from normlab.config.option_names import NOTHING, empty_list_hint, hint
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, unknown
@@ -40,8 +40,6 @@ GROUPS: dict[str, Mapping[str, Any]] = {
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
 
-_NULL_WORDS = ("none", "nil", "off", "no", "false", "auto", "default", "unset", "disabled", "")
-"""Words that users write for `null`, in options that take null but none of these words."""
 _REQUIREMENTS = (
     ("list[", "a list of texts"),
     ("Any", "one text, or a list"),
@@ -54,6 +52,7 @@ _REQUIREMENTS = (
 _OPTION = re.compile(r"[~+]*[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*(@[\w.]*)?")
 """The part of an override before its `=`."""
 _BRACKETS = ("[]", "{}", "()")
+_DEBUG = "--debug prints the reason"
 
 _OF_MALFORMED_INPUTS = (OSError, ValueError, ArithmeticError, TypeError, AttributeError, AssertionError, RecursionError)
 """Further errors that Hydra raises for malformed sweeps and config files."""
@@ -99,9 +98,15 @@ def check_key(override: Override) -> None:
     value = override.value()
     if override.is_sweep_override() and not isinstance(value, ChoiceSweep | RangeSweep):
         raise ConfigError(f"{text}: names no values; write them with commas, as in norm=rmsnorm,layernorm")
+    if isinstance(value, RangeSweep) and value.step == 0:
+        raise ConfigError(f"{text}: the step of a range must not be 0; set another step")
     if key == "hydra.searchpath" and not _are_folders(value):
-        raise ConfigError(f"{text}: not a list of folders; write hydra.searchpath=[file://FOLDER]")
+        raise ConfigError(
+            f"{text}{empty_list_hint(str(value))}: not a list of folders; write hydra.searchpath=[file://FOLDER]"
+        )
     if key in GROUPS:
+        if isinstance(value, RangeSweep):
+            raise ConfigError(f"{text}: a range has numbers; write names, as in {key}=a,b")
         for each in value.list if isinstance(value, ChoiceSweep) else [value]:
             _check_choice(str(text), key, each)
         if override.is_add() or override.is_force_add():
@@ -162,6 +167,8 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         return malformed(str(error.override))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_config(error, job)
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        return ConfigError(f"{mark.name}, line {mark.line + 1}: is not valid YAML; fix the file ({_DEBUG})")
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if file := re.match(r"In '([\w/.-]+)': ", lines[0]):
         return _wrong_file(file[1], error, job)
@@ -181,13 +188,13 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
     for override in job if lines[0].startswith("Could not override") else ():
         if override.key_or_group.partition(".")[0] not in SECTIONS:
             return no_such_option(override.key_or_group, job)
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        reason = "no config can be composed from these; --debug prints what Hydra reports"
-    elif lines[0].startswith("Invalid loaded object type"):
-        reason = "a config file holds no options"
-    else:
-        reason = " ".join(line.strip() for line in lines).rstrip(".")
-    return ConfigError(f"{typed}: {reason}; fix the overrides or the config file")
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+        return ConfigError(f"{typed}: its config file is not valid YAML in UTF-8; fix the file ({_DEBUG})")
+    if lines[0].startswith("Invalid loaded object type"):
+        return ConfigError(f"{typed}: a config file holds no options; fix the file ({_DEBUG})")
+    return ConfigError(
+        f"{typed}: no config can be composed from these; fix the overrides or the config file ({_DEBUG})"
+    )
 
 
 def _cause(error: BaseException) -> OmegaConfBaseException | None:
@@ -264,7 +271,7 @@ def _wrong_file(file: str, error: BaseException, job: Sequence[Override]) -> Con
     key = "" if cause is None else str(cause.full_key or "").partition("[")[0]
     if key in (types := _option_types()):
         return ConfigError(f"{file}.yaml: {key} must be {_requirement(types[key])}; fix the file")
-    return ConfigError(f"{file}.yaml: no {group} can be composed from {name}; fix the file (--debug prints the reason)")
+    return ConfigError(f"{file}.yaml: no {group} can be composed from {name}; fix the file ({_DEBUG})")
 
 
 def _wrong_value(key: str, cause: OmegaConfBaseException, job: Sequence[Override]) -> ConfigError:
@@ -283,12 +290,16 @@ def _wrong_value(key: str, cause: OmegaConfBaseException, job: Sequence[Override
             f"{typed}: names no {section}; begin the config file with a list such as defaults: [rmsnorm]"
         )
     if key not in types:
-        return _is_section(typed, key)
+        if any(_is_in(option, key) for option in types):
+            return _is_section(typed, key)
+        return ConfigError(f"{typed}: no config can be composed from these; fix the config file ({_DEBUG})")
     needed = f"must be {_requirement(types[key])}"
     if not typed.startswith(f"{key}="):
         needed = f"{key} {needed}"
-    if text.lower() in _NULL_WORDS and "None" in types[key]:
+    if text.lower() in NOTHING and "None" in types[key]:
         return ConfigError(f"{typed} (did you mean 'null'?): {needed}")
+    if "list[" in types[key] and (nearest := empty_list_hint(text)):
+        return ConfigError(f"{typed}{nearest}: {needed}")
     if "list[" in types[key] and re.fullmatch(r"[\w.-]+", text):
         return ConfigError(f"{typed}: {needed}; write {key}=[{text}]")
     if text.startswith("[") and text.endswith("]") and "list[" not in types[key]:

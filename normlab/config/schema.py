@@ -17,6 +17,7 @@ import msgspec
 from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.config.model import ModelConfig
 from normlab.config.optim import GROUPS, OPTIMIZERS, OptimConfig, Orthogonal
+from normlab.config.option_names import empty_list_hint
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
@@ -77,7 +78,11 @@ class TrainConfig:
             return
         steps = [*map(str, self.keep if isinstance(self.keep, list) else [self.keep])]
         if not all(map(is_whole_number, steps)):
-            raise ConfigError(f"train.keep={self.keep}: must be {LOG} or a list of steps, such as train.keep=[0,100]")
+            typed = "null" if self.keep is None else str(self.keep)
+            nearest = empty_list_hint(typed)
+            raise ConfigError(
+                f"train.keep={typed}{nearest}: must be {LOG} or a list of steps, such as train.keep=[0,100]"
+            )
         self.keep = [*map(int, steps)]
         if max(self.keep, default=0) > self.steps:
             raise ConfigError(f"train.keep={self.keep}: has a step after the last one, train.steps={self.steps}")

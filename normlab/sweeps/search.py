@@ -85,7 +85,7 @@ def planned_sweeps(
         return
     options, composed = compose_sweep(rest, configs)
     _check_baseline(until, composed)
-    _check_limits(ranges, rest, configs)
+    _check_limits(ranges, rest, configs, [config for _, config in composed])
     if options.name is not None and options.name.endswith(SEARCH):
         raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
     cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
@@ -206,19 +206,31 @@ def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str],
         raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")
 
 
-def _check_limits(ranges: Sequence[Range], overrides: Sequence[str], configs: UserConfigs) -> None:
+def _check_limits(
+    ranges: Sequence[Range], overrides: Sequence[str], configs: UserConfigs, composed: Sequence[RunConfig]
+) -> None:
     """Check that the option of each range takes both limits, before any trial is trained.
 
+    Args:
+        composed: The config of each run without the searched options.
+
     Raises:
-        ConfigError: It does not take one of them: `optim.lr=search(0,1e-1)`.
+        ConfigError: It does not take one of them: `optim.lr=search(0,1e-1)`; or it does not exist, or takes no number.
     """
     for each in ranges:
+        takes_numbers = all(_takes_numbers(each.option, config) for config in composed)
         for limit in (each.low, each.high):
             try:
                 compose_sweep([*without_seeds(overrides), f"seed={SEED}", each.text(limit)], configs)
             except ConfigError as error:
-                advice = f"choose another limit, as in {EXAMPLE}"
-                raise ConfigError(f"{each.option}=search({each.low:g},{each.high:g}): {error}; {advice}") from error
+                advice = f"; choose another limit, as in {EXAMPLE}" if takes_numbers else ""
+                raise ConfigError(f"{each.option}=search({each.low:g},{each.high:g}): {error}{advice}") from error
+
+
+def _takes_numbers(option: str, config: RunConfig) -> bool:
+    """Whether a config has an option, and its value is a number or null."""
+    values = flatten(plain_tree(config))
+    return option in values and (values[option] is None or type(values[option]) in (int, float))
 
 
 def _linear_note(limits: Range) -> str:

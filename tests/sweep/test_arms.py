@@ -70,6 +70,12 @@ def test_several_recipes_are_arms() -> None:
             ["arm=[a: norm=rmsnorm seed=0 norm=dyt]"],
             "arm a: sets norm twice, norm=rmsnorm and norm=dyt; leave one of them out",
         ),
+        (["arm=[a: placement=pre,]"], "arm=[a: placement=pre,]: has a comma after the last arm; leave it out"),
+        (["arm=[, a: placement=pre]"], "has a comma before the first arm; leave it out"),
+        (
+            ["arm=[a: placement=pre , , b: placement=peri]"],
+            "has nothing between two commas after 'a: placement=pre'; leave one comma out",
+        ),
         (["arm=[a: placement=per]"], "placement=per: unknown placement"),
         (["model.scaling=none,mup", "model.base_width=32"], "(of the run model.scaling=none)"),
         (["optim=muon,adamw", "optim.qkv=heads"], "(of the run optim=adamw)"),

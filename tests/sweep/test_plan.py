@@ -88,6 +88,9 @@ def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep])
     made = plan("optim.lr=1e-3,0.001,2e-3", "run.name=x")
     assert len(made.plan.runs) == 2
     assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=1e-3, and is trained once"]
+    made = plan("optim.lr=choice(1e-3,0.001,2e-3)", "run.name=x")
+    assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=1e-3, and is trained once"]
+    assert len(plan("optim.lr=shuffle(1e-3,0.001,2e-3)", "run.name=x").plan.runs) == 2
     twice = plan("optim.lr=1e-3,1e-3", "run.name=x")
     assert (len(twice.plan.runs), twice.warnings) == (1, ["optim.lr=1e-3: is given twice, and is trained once"])
 

@@ -258,6 +258,14 @@ def test_a_limit_that_the_option_does_not_take_is_refused(search: str, problem: 
         next(planned_sweeps([*overrides, search]))
     assert str(error.value).startswith(search.replace("1e-4", "0.0001").replace("1e-1", "0.1"))
     assert f": {problem}" in str(error.value)
+    assert ("; choose another limit" in str(error.value)) is ("has no option" not in problem)
+
+
+@pytest.mark.parametrize("search", ["norm=search(0,1)", "norm.alpha=search(0,1)", "model.attn_gate=search(0,1)"])
+def test_only_an_option_that_takes_numbers_gets_advice_about_limits(search: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        next(planned_sweeps([*overrides, search]))
+    assert "choose another limit" not in str(error.value)
 
 
 def test_a_linear_search_is_named(overrides: list[str]) -> None:

@@ -28,7 +28,11 @@ def files_below(folder: Path) -> set[str]:
         ("model.heads=5", "1, 2, 4, 8"),
         ("train.steps=-3", "at least 0"),
         ("train.steps=many", "train.steps=many: must be a whole number\n"),
-        ("norm.momentum=0.5 norm=rmsnorm", "the chosen norm has no option 'momentum': choose one of bias"),
+        (
+            "norm.momentum=0.5 norm=rmsnorm",
+            "norm.momentum=0.5: belongs to another norm; set norm to one of batchnorm, batchnorm_past, "
+            "batchnorm_position, or choose an option of the chosen norm: bias",
+        ),
         ("sweep.pack=4", "sweep.pack=4: is an option of normlab sweep only"),
         ("device=gpu", "did you mean 'cuda'"),
         ("train.accumulation=3", "train.batch_size=4"),

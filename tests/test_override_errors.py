@@ -167,6 +167,29 @@ def test_the_nearest_option_is_one_that_the_chosen_class_has(typed: list[str], n
     assert any(option.startswith(nearest) for option in all_options())
 
 
+@pytest.mark.parametrize(
+    ("typed", "beginning"),
+    [
+        (
+            "data.path=my.txt",
+            "belongs to data=files; set data=files, or choose an option of the chosen data: max_tokens",
+        ),
+        ("data.column=a", "belongs to data=hub; set data=hub, or "),
+        ("norm=none norm.momentum=0.2", "belongs to another norm; set norm to one of batchnorm, .*, or leave it out$"),
+        ("optim.ns_steps=5", "belongs to another optim; set optim to one of hyperball, muon, normuon, or choose an "),
+        ("placement.iterations=3", "belongs to placement=mhc; set placement=mhc, or "),
+    ],
+)
+def test_an_option_of_another_choice_names_that_choice(typed: str, beginning: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{typed.split()[-1]}: {beginning}"):
+        compose_run(typed.split())
+
+
+def test_the_named_choice_has_the_option() -> None:
+    compose_run(["data.path=my.txt", "data=files"])
+    compose_run(["placement.iterations=3", "placement=mhc"])
+
+
 @pytest.mark.parametrize("typed", ["placement.x=3", "optim.groups.x=3", "norm.zzz=1", "sweep.slurm.foo=1", "foo.bar=3"])
 def test_an_option_like_no_other_gets_no_suggestion(typed: str) -> None:
     with pytest.raises(ConfigError) as caught:

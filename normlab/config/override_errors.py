@@ -359,10 +359,21 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
         return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")
     fixed = () if section not in GROUPS else ("preset",) if section_type is HubData else ("name", "preset")
     options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in fixed)
+    if key in known and (owners := _choices_with(key)):
+        action = f"choose an option of the chosen {section}: {', '.join(options)}" if options else "leave it out"
+        if len(owners) == 1:
+            return ConfigError(f"{typed}: belongs to {section}={owners[0]}; set {section}={owners[0]}, or {action}")
+        choices = ", ".join(owners)
+        return ConfigError(f"{typed}: belongs to another {section}; set {section} to one of {choices}, or {action}")
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
-    nearest = ""
-    if key not in known:  # norm.eps with norm=dyt is no typing error
-        # The chosen class lacks the section's other options, so they are no hint.
-        elsewhere = [option for option in known if not _is_in(option, section)]
-        nearest = hint(key, [f"{section}.{option}" for option in options]) or hint(key, elsewhere)
+    # The chosen class lacks the section's other options, so they are no hint.
+    elsewhere = [option for option in known if not _is_in(option, section)]
+    nearest = hint(key, [f"{section}.{option}" for option in options]) or hint(key, elsewhere)
     return ConfigError(f"{typed}: the chosen {section} has no option {name!r}{nearest}: {choices}")
+
+
+def _choices_with(option: str) -> list[str]:
+    """Return the choices of a config group that have an option, by its dotted name, in alphabetical order."""
+    group = option.partition(".")[0]
+    kinds = GROUPS.get(group, {}).items()
+    return sorted(choice for choice, kind in kinds if option in dict(option_fields(kind, f"{group}.")))

@@ -7,6 +7,7 @@ demands is an error that names the line, because a lenient reader joins rows or 
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from normlab.errors import DataError, did_you_mean
 
 LARGEST_CELL = 2**30
 """Most characters of a cell of a CSV; the limit of Python's csv is 2^17 unless it is set."""
+
+SEPARATORS = (";", "\t", "|", ",")
+"""What may separate the cells of a header that was read as one cell."""
 
 FIRST_ROWS = 100
 """Rows of a JSON file of which one must have the column; without it, a row has no text."""
@@ -44,7 +48,8 @@ def csv_rows(open_file: OpenFile, separator: str, column: str, columns: Sequence
         # A file without a line has no header and no rows.
         header = list(columns) or next(rows, (0, [column]))[1]
         if header.count(column) != 1:
-            raise column_error(column, header)
+            wrong_separator = _separator_error(header[0], separator) if len(header) == 1 else None
+            raise wrong_separator or column_error(column, header)
         for line, cells in rows:
             if not cells:
                 yield Row(f"line {line}", "")
@@ -176,4 +181,22 @@ def column_error(column: str, header: Sequence[str]) -> DataError:
     if column in header:
         return DataError(f"has {header.count(column)} columns {column!r}; rename one")
     hint = did_you_mean(column, header)
-    return DataError(f"no column {column!r}{hint}; it has {', '.join(header) or 'none'}; set data.column")
+    names = ", ".join(_quoted(name) for name in header)
+    return DataError(f"no column {column!r}{hint}; it has {names or 'none'}; set data.column")
+
+
+def _quoted(name: str) -> str:
+    """Return the name of a column, in quotes if it is more than letters, digits, `_`, `-` and `.`."""
+    return name if re.fullmatch(r"[\w.-]+", name) else repr(name)
+
+
+def _separator_error(cell: str, separator: str) -> DataError | None:
+    """Return the error for a header of one cell that has another separator in it, or None if it has none."""
+    for other in SEPARATORS:
+        if other != separator and other in cell:
+            return DataError(
+                f"the header is one cell, {cell!r:.80}: its separator looks like {other!r}, and is read as "
+                f"{separator!r}; write the file with {separator!r}, or set sep: {json.dumps(other)} for it in a "
+                "README.md, under configs"
+            )
+    return None

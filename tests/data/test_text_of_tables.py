@@ -5,6 +5,7 @@ import io
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -127,6 +128,7 @@ def test_quotes_of_a_tsv(content: str, texts: list[str]) -> None:
         ('id,text\n1,"a\nb"\n2\n', r"line 4: number of cells: 1 \(header: 2\); fix the line"),
         ("text,text\na,b\n", r"has 2 columns 'text'; rename one"),
         ("id,txt\na,b\n", r"no column 'text' \(did you mean 'txt'\?\); it has id, txt; set data.column"),
+        ("id,my text,\n1,a,\n", r"no column 'text' .*; it has id, 'my text', ''; set data.column"),
     ],
 )
 def test_csv_errors_name_the_line(content: str, message: str) -> None:
@@ -173,6 +175,25 @@ def test_json_rows_without_the_column_have_no_text() -> None:
     content = '{"id": 1}\n{"id": 2, "text": "a"}\n{"id": 3, "text": null}\n'
     assert [row.text for row in json_rows(opener(content), "text")] == [None, "a", None]
     assert [row.text for row in json_rows(opener('["a", "b"]'), "text")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("written_with", "read_with"), [(";", ","), ("\t", ","), ("|", ","), (",", "\t"), (";", "\t")])
+def test_a_wrong_separator_is_named(written_with: str, read_with: str) -> None:
+    content = written(["a b", "c d"], written_with)
+    message = f"the header is one cell, {f'id{written_with}text'!r}: its separator looks like {written_with!r}, and is"
+    with pytest.raises(DataError, match="^" + re.escape(message)):
+        texts_of(content, read_with)
+    assert texts_of(content, written_with) == ["a b", "c d"]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_the_separator_is_set_as_its_error_says(separator: str, tmp_path: Path, documents: Documents) -> None:
+    (tmp_path / "a.csv").write_text(written(["a b", "c d"], separator))
+    with pytest.raises(DataError, match=r"a\.csv: the header is one cell") as error:
+        documents(tmp_path)
+    setting = str(error.value).partition("or set ")[2].partition(" for it")[0]
+    (tmp_path / "README.md").write_text(README % setting)
+    assert documents(tmp_path) == ["a b", "c d"]
 
 
 README = """---

@@ -17,6 +17,9 @@ TABLE_SUFFIXES = {".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".ar
 
 DEFAULT_VOCAB_SIZE = 4096
 
+MOST_PATHS = 4
+"""Paths that a message names."""
+
 MAX_VOCAB_SIZE = 2**20
 """Largest vocabulary, also of a pretrained tokenizer: embeddings and counts have a row per token."""
 
@@ -98,6 +101,16 @@ class FilesData(DataConfig):
         None, identity=False,
         help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
     )  # fmt: skip
+
+    @property
+    def override(self) -> str:
+        """The paths, of many only the first ones."""
+        if not isinstance(self.path, list):
+            return f"data.path={self.path}"
+        if len(self.path) == 1:
+            return f"data.path={self.path[0]}"
+        more = f", and {len(self.path) - MOST_PATHS} more" if len(self.path) > MOST_PATHS else ""
+        return f"data.path=[{', '.join(self.path[:MOST_PATHS])}{more}]"
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""

@@ -150,9 +150,18 @@ def test_corpus_hash_depends_on_tokens_not_on_file_names(files: Files, tmp_path:
 # Too little text
 
 
-def test_corpus_without_text_is_rejected(files: Files) -> None:
-    with pytest.raises(DataError, match="data=files: every document is empty; add text"):
+def test_corpus_without_text_is_rejected(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^data.path={tmp_path / 'text'}: every document is empty; add text"):
         open_corpus(files({"a.txt": "", "b.txt": ""}))
+
+
+@pytest.mark.parametrize(("count", "more"), [(2, ""), (6, ", and 2 more")])
+def test_a_message_about_several_files_names_them(count: int, more: str, files: Files, tmp_path: Path) -> None:
+    paths = [str(tmp_path / "text" / f"{index}.txt") for index in range(count)]
+    config = files({f"{index}.txt": "ab" for index in range(count)}, path=paths)
+    with pytest.raises(DataError) as error:
+        open_corpus(config)
+    assert str(error.value).startswith(f"data.path=[{', '.join(paths[:4])}{more}]: no text is held out: ")
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:

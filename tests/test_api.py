@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from safetensors.torch import load_file
 from synthetic_runs import Record, write_sweep
 
 import normlab
+from normlab.config.arms import SweepDesign
 from normlab.errors import ConfigError, StatisticsError, StoreError
+from normlab.report.compare.data import page_data
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import StatisticsFiles
+from normlab.store.plans import read_plan
+from normlab.store.query import select_runs
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.studies.measures import Statistic
+from normlab.sweeps.files import write_plan
 from support.small_run import small_run
 
 Command = Callable[..., tuple[int, str, str]]
@@ -221,6 +230,47 @@ def test_a_statistic_of_a_sweep_is_that_of_each_run(results: Path, name: str, co
             expected = single.to_numpy().ravel()
         assert np.array_equal(rows[name], expected)
         assert set(rows.step) == set(single.index)
+
+
+def test_a_statistic_of_several_sweeps_has_the_options_that_no_arm_names(results: Path, tmp_path: Path) -> None:
+    """The depth differs between the sweeps only; each arm sets its norm."""
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    whole = read_plan(results / "sweeps" / "made")
+    for name, depth in (("F", 2), ("G", 4)):
+        planned = [run for run in whole.runs if run.config["model"]["depth"] == depth]
+        arms = [f"{run.config['norm']['name']}{depth}" for run in planned]
+        runs = [replace(run, overrides=[f"arm={arm}"]) for run, arm in zip(planned, arms, strict=True)]
+        (tmp_path / "sweeps" / name).mkdir()
+        design = SweepDesign(["model.depth"], {arm: ["norm"] for arm in arms})
+        write_plan(tmp_path / "sweeps" / name, replace(whole, name=name, runs=runs, packs=[], design=design))
+    frame = normlab.statistics(["F", "G"], "resid_rms", results_dir=tmp_path)
+    assert list(frame.columns) == ["id", "arm", "model.depth", "seed", "site", "step", "layer", "resid_rms"]
+    depths = normlab.runs(["F", "G"], results_dir=tmp_path).set_index("id").depth
+    assert list(frame["model.depth"]) == list(depths[frame.id])
+    page = page_data(select_runs(["F", "G"], tmp_path), None, ())
+    assert page["run_table"]["columns"][:4] == ["run", "arm", "model.depth", "seed"]
+
+
+def test_the_measure_of_a_study_reads_only_the_files_of_its_statistic(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of other statistics that cannot be read leaves the measure as it is."""
+    folder = tmp_path / "run"
+    shutil.copytree(next(iter(sorted((results / "runs").glob("rmsnorm-pre-d2*")))), folder)
+    run, measure = RunRecord.load(RunFolder(folder)), Statistic("resid_rms")
+    expected = measure.value(run)
+    assert math.isfinite(expected)
+    for file in list(run.folder.statistics.path.glob(f"{CORE}.*")):
+        shutil.copy(file, file.with_name(EXTENDED + file.suffix))
+    read = StatisticsFiles.read
+
+    def read_core(files: StatisticsFiles, tier: str) -> Any:
+        if tier != CORE:
+            raise StoreError("cannot be read")
+        return read(files, tier)
+
+    monkeypatch.setattr(StatisticsFiles, "read", read_core)
+    assert measure.value(run) == expected
 
 
 def test_a_statistic_reads_only_the_files_that_may_hold_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

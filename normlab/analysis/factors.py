@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normlab.analysis.comparability import intact_runs
+from normlab.analysis.comparability import differences, intact_runs
 from normlab.analysis.settings import (
     ARM,
     LR,
@@ -96,15 +96,22 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
     return distinguishing
 
 
+def unexplained_options(runs: Sequence[RunRecord], factors: Sequence[str]) -> list[str]:
+    """Return the options besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
+    return [each.name for each in differences(runs, factors) if is_config_option(each.name)]
+
+
 def varying_options(runs: Sequence[RunRecord]) -> list[str]:
     """Return all options in which runs differ, learning rate and seeds last.
 
+    Options that no factor explains, such as those in which two sweeps differ and that no arm sets, follow the factors.
     `data.seed` is left out if it equals `seed` in every run.
     """
+    factors = distinguishing_options(runs)
     same_seeds = all(run.replicate[0] == run.replicate[1] for run in runs)
     seeds = SEEDS[:1] if same_seeds else SEEDS
     varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
-    return [*distinguishing_options(runs), *varying]
+    return [*factors, *unexplained_options(runs, factors), *varying]
 
 
 # Labels

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from normlab.analysis.comparability import differences, intact_runs, obstacles
-from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.settings import RESOLVED, is_config_option, select_where, setting
+from normlab.analysis.factors import distinguishing_options, unexplained_options
+from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
@@ -49,7 +49,8 @@ def summarize(
     runs = select_where(selection.started, where)
     records = [run for run in runs if isinstance(run, RunRecord)]
     resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}
-    factors, unexplained = _options_that_differ(records)
+    factors = distinguishing_options(records)
+    unexplained = unexplained_options(records, factors)
     options = {option: partial(setting, option=option) for option in (*factors, *unexplained)}
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
@@ -65,7 +66,8 @@ def summarize(
 def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> list[str]:
     """Return lines that name the options in which runs differ beside those that distinguish them, or no line."""
     runs, _ = intact_runs(select_where(selection.started, where))
-    factors, unexplained = _options_that_differ(runs)
+    factors = distinguishing_options(runs)
+    unexplained = unexplained_options(runs, factors)
     if not unexplained:
         return []
     different = [str(each) for each in differences(runs, factors) if each.name in unexplained]
@@ -73,13 +75,6 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
     if apart := [each.name for each in obstacles([[run] for run in runs], factors) if each.name in unexplained]:
         warnings.append(f"losses of runs that differ in {' or '.join(apart)} are not comparable")
     return warnings
-
-
-def _options_that_differ(runs: Sequence[RunRecord]) -> tuple[list[str], list[str]]:
-    """Return the options that distinguish runs, and the others in which the runs differ for no reason known here."""
-    factors = distinguishing_options(runs)
-    unexplained = [each.name for each in differences(runs, factors) if is_config_option(each.name)]
-    return factors, unexplained
 
 
 def row_of(run: RunEntry) -> Row:

@@ -146,7 +146,7 @@ class Statistic:
 
     def value(self, run: RunRecord) -> float:
         try:
-            found = history(read_statistics(run.folder, []), self.name)
+            found = history(read_statistics(run.folder, [], self.name), self.name)
         except NormlabError:  # the arm's verdict is void
             return math.nan
         index = {"first": 0, "last": -1}[self.at]

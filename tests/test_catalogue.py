@@ -90,6 +90,9 @@ def test_an_entry_of_a_placement_names_the_redundant_norms_of_a_model(run_comman
     assert f"can hold its gain (norm=rmsnorm {' '.join(model)})" in text
     (entry,) = json.loads(run_command("list", "placements", "peri", "--json")[1])
     assert entry["redundant_norms"] == []
+    _, text, err = run_command("list", "placements", "peri", "norm=rmsnorm", "norm=dyt")
+    assert "norm=dyt" in text
+    assert err == "warning: norm=rmsnorm: has no effect, because norm=dyt comes later; leave norm=rmsnorm out\n"
 
 
 @pytest.mark.parametrize("words", [("peri", "placement=pre"), ("peri", "seed=1"), ("model.depth=2",)])

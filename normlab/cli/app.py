@@ -76,6 +76,7 @@ def read_arguments(
 
     texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
     if cfg:
+        warn_of_replaced(texts)
         printed = config_texts(texts, configs) if cfg == "job" else _update_texts(texts, configs)
         echo("\n---\n".join(printed), keep="\n")
         sys.exit(0)

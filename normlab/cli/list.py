@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument
 
-from normlab.cli.app import Json, ResultsDir, app, echo
+from normlab.cli.app import Json, ResultsDir, app, echo, warn_of_replaced
 from normlab.errors import ConfigError, StoreError, unknown
 from normlab.plugins import load_plugins
 
@@ -56,6 +56,7 @@ def list_(
         return _list_sweeps(results_dir, json=json)
     if results_dir != "results":
         raise ConfigError(f"--results-dir={results_dir}: has no effect without sweeps; leave it out")
+    warn_of_replaced([*plugins, *overrides])
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo
+from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo, warn_of_replaced
 from normlab.errors import ConfigError, unknown, warn
 from normlab.parsing import is_whole_number
 
@@ -70,6 +70,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
     from normlab.studies.run import Attempt, check_arms
 
     study = _find(name, overrides)
+    warn_of_replaced(overrides or [])
     attempt = Attempt(study, results_dir)
     grids = list(attempt.compose(attempt.blocks[0], overrides or []))
     plugins = [override for override in overrides or [] if override.startswith("plugins=")]
@@ -157,6 +158,7 @@ def _test(
     from normlab.sweeps.stored_plan import all_completed
 
     study = _find(name, overrides)
+    warn_of_replaced(overrides or [])
     if setting not in study.settings:
         raise ConfigError("--setting: " + unknown("setting", setting, study.settings))
     attempt = Attempt(study, results_dir, setting, first_seed)
@@ -186,17 +188,22 @@ def _test(
         if not claims:
             break
     if not dry_run:
-        report(name, overrides, results_dir)
+        _report(study, results_dir)
     return 0
 
 
 @study_app.command()
 def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
     """Write the report of a study from the records of its runs; attempts without records stay as in its report.json."""
+    study = _find(name, overrides)
+    warn_of_replaced(overrides or [])
+    _report(study, results_dir)
+
+
+def _report(study: Study, results_dir: str) -> None:
     from normlab.studies.report import folder_of, write_report
     from normlab.studies.run import attempts_of, read_evidence
 
-    study = _find(name, overrides)
     attempts = attempts_of(study, results_dir)
     found = [(attempt, read_evidence(attempt)) for attempt in attempts]
     tested, page = write_report(study, found, folder_of(results_dir, study))

@@ -1,7 +1,9 @@
 """The table of all reports in a folder of studies: one line for each claim."""
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +106,13 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
     folder, attempts = report["folder"], report["attempts"]
-    first = attempts[0]
+    first, plugins = attempts[0], plugins_argument(attempt["plugins"] for attempt in attempts)
     yield from (f"## {report['question']}", "")
     yield (
         f"{sum(each['runs'] for each in attempts)} runs, {sum(each['tokens'] for each in attempts):,.0f} tokens. "
         f"[Report]({folder}/README.md), [picture]({folder}/verdicts.svg). "
-        f"`{command(report['study'], first['setting'], first['first_seed'])}`, "
-        f"`normlab study replicate {report['study']} --seeds fresh`."
+        f"`{command(report['study'], first['setting'], first['first_seed'])}{plugins}`, "
+        f"`normlab study replicate {report['study']} --seeds fresh{plugins}`."
     )
     yield ""
     rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n", "replicated?", "other settings")]
@@ -146,6 +148,12 @@ def command(study: str, setting: str, first_seed: int) -> str:
     if first_seed:
         return f"normlab study replicate {study} --seeds {first_seed}{where}"
     return f"normlab study run {study}{where}"
+
+
+def plugins_argument(plugins: Iterable[Sequence[str]]) -> str:
+    """Return ` plugins=[...]` with the plugins of all attempts of a study, quoted for the shell; "" if it has none."""
+    files = ",".join(dict.fromkeys(chain.from_iterable(plugins)))
+    return f" {shlex.quote(f'plugins=[{files}]')}" if files else ""
 
 
 def _is_counted(row: dict[str, Any]) -> bool:

@@ -4,7 +4,6 @@ Equal records give equal files, byte for byte: nothing here depends on the time 
 """
 
 import math
-import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from normlab.store.format import REPORT_FILE, decode, with_checksum
 from normlab.store.reading import damaged, read_record
 from normlab.store.record import RunRecord
 from normlab.studies.base import AT_BEST, SETTINGS, Picture, Study
-from normlab.studies.index import as_text, command, table_lines, write_index
+from normlab.studies.index import as_text, command, plugins_argument, table_lines, write_index
 from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
 from normlab.studies.run import Attempt, Evidence
 
@@ -246,8 +245,7 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
         for c in claims
     )
     yield "## Commands"
-    plugins = list(dict.fromkeys(name for each in tested for name in each.plugins))
-    more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""
+    more = plugins_argument(each.plugins for each in tested)
     first = command(study.name, tested[0].setting, tested[0].first_seed)
     commands = [first + more, f"normlab study replicate {study.name} --seeds fresh{more}"]
     commands += ["# its grids, with the choosing seeds", *(grid.command + more for grid in study.grids)]

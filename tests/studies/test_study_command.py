@@ -127,6 +127,8 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     text = before["README.md"].decode()
     assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
     assert "normlab study run tiny 'plugins=[mine.py]'" in text
+    assert "`normlab study run tiny 'plugins=[mine.py]'`" in table
+    assert "`normlab study replicate tiny --seeds fresh 'plugins=[mine.py]'`" in table
     (folder / "results/sweeps").rename(folder / "elsewhere")
     again = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=folder)
     (folder / "elsewhere").rename(folder / "results/sweeps")

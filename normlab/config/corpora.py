@@ -15,6 +15,15 @@ TOKENIZERS = ("bytes", "chars", "bpe")
 TABLE_SUFFIXES = {".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow"}
 """Suffixes of files with a document per row, which `data=hub` reads."""
 
+_TEXT = (
+    ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
+    ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
+    ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
+)
+TEXT_SUFFIXES = {"", *_TEXT.split()}
+"""Suffixes of prose, markup and source code; a file without a suffix is text too. Any other suffix may be a page, a
+table, a backup or an archive, whose syntax would become text."""
+
 DEFAULT_VOCAB_SIZE = 4096
 
 MOST_PATHS = 4
@@ -217,15 +226,24 @@ def corpus_hint(name: str) -> str:
     if suffix in TABLE_SUFFIXES:
         # Its own folder may have other files, and data=hub would read all of them.
         return "put the file alone into a folder, and set data=hub data.name=FOLDER"
-    if suffix or os.path.exists(path):
+    if os.path.isdir(path) or (suffix in TEXT_SUFFIXES and (suffix or os.path.exists(path))):
         return f"set {files_overrides(name)}"
+    if suffix or os.path.exists(path):
+        return no_text_hint(suffix)
     return f"set data=hub data.name={name}" if re.fullmatch(r"[\w-]+/[\w-]+", name) else ""
+
+
+def no_text_hint(suffix: str) -> str:
+    """Return what to do with a file that is neither text nor a table."""
+    action = f"{suffix} is no suffix of text: put text into a .txt file or a folder, and set data=files data.path=FILE"
+    return f"{action} (`normlab open FILE` unpacks a zip file of `normlab share`)" if suffix == ".zip" else action
 
 
 def files_overrides(path: str) -> str:
     """Return the overrides for a file of text or a folder, quoted for Hydra and for the shell."""
-    if re.fullmatch(r"[\w./-]+", path):
+    if re.fullmatch(r"[\w./-]+", path, re.ASCII):
         return f"data=files data.path={path}"
+    path = re.sub(r"(\\*)\$\{", r"\1\1\\${", path)  # for OmegaConf ${x} is a reference
     # In a quoted text of Hydra, a backslash is doubled only before a quote or at the end.
     quoted = re.sub(r'(\\*)"', r'\1\1\\"', path)
     quoted = re.sub(r"(\\+)\Z", r"\1\1", quoted)

@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.config.corpora import TABLE_SUFFIXES, DataConfig, FilesData
+from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, FilesData
 from normlab.data.documents import Row, TextCounts
 from normlab.errors import DataError
-
-TEXT = (
-    ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
-    ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
-    ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
-)
-TEXT_SUFFIXES = {"", *TEXT.split()}
-"""Suffixes of prose, markup and source code; a file without a suffix is text too. Any other suffix may be a page, a
-table, a backup or an archive, whose syntax would become text."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")

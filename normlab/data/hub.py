@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.config.corpora import TABLE_SUFFIXES, HubData, NamedData, files_overrides
+from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, HubData, NamedData, files_overrides, no_text_hint
 from normlab.data.documents import Row, TextCounts
 from normlab.data.files import files_below, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
@@ -63,8 +63,11 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if folder.is_file():
             action = "put it alone into a folder, and set data.name=FOLDER"
-            if folder.suffix.lower() not in TABLE_SUFFIXES:
+            suffix = folder.suffix.lower()
+            if suffix in TEXT_SUFFIXES:
                 action = f"for a file of text, set {files_overrides(options.name)}"
+            elif suffix not in TABLE_SUFFIXES:
+                action = no_text_hint(suffix)
             raise DataError(f"data.name={options.name}: is a file; {action}")
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")

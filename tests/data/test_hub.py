@@ -311,7 +311,20 @@ def test_error_for_the_name_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["my.txt", "my text.txt", 'a\'s "b", c=[d].txt', "back\\slash {x}.txt", "[1].txt", "a\\"]
+    "path",
+    [
+        "my.txt",
+        "my text.txt",
+        'a\'s "b", c=[d].txt',
+        "back\\slash {x}.txt",
+        "[1].txt",
+        "a\\",
+        "é.txt",
+        "a${b",
+        "a\\${b}.txt",
+        "a,b.txt",
+        "a=b.txt",
+    ],
 )
 def test_a_suggested_path_can_be_pasted(path: str) -> None:
     data = compose_run(shlex.split(files_overrides(path))).data
@@ -415,6 +428,11 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
             ["data=rows/a.csv"],
             r"data=rows/a.csv: names no corpus; put the file alone into a folder, and set data=hub data.",
         ),
+        (
+            ["data=a.zip"],
+            r"data=a.zip: names no corpus; .zip is no suffix of text: .*`normlab open FILE` unpacks a zip file",
+        ),
+        (["data=a.pdf"], r"data=a.pdf: names no corpus; .pdf is no suffix of text: put text .*data.path=FILE, or"),
         (["data=org/x"], r"data=org/x: names no corpus; set data=hub data.name=org/x, or choose"),
         (["data=tinystorys"], r"did you mean 'tinystories'"),
         (["data=tinystories"], r"data=tinystories: OfflineModeIsEnabled: .*data=stdlib.*data=files"),

@@ -267,19 +267,20 @@ PLACEMENTS: dict[str, Placement] = {}
 """Each placement with its default options, by name."""
 _GEMMA = f"model=llama_nano placement=peri model.tie_embeddings=true model.embed_scale={32**0.5}"
 _NOT_GEMMA = (
-    "with SiLU in place of GELU, and full attention in each layer; embed_scale is the square root of the width, here 32"
+    "with SiLU in place of GELU, and full attention in each layer; embed_scale is the square root of the width, which "
+    "is 32 in model=llama_nano"
 )
 _TRINITY = (
     "model=llama_nano norm=rmsnorm placement=depth_scaled_sandwich placement.c_attn=1 placement.c_mlp=1 "
     "model.qk_norm=head model.attn_gate=channel"
 )
 OTHER_NAMES = {
-    "prores": "placement=pre placement.branch_warmup=4000 (for model.depth=4: 1000 times the depth), or post, "
+    "prores": "placement=pre placement.branch_warmup=4000 (1000 times model.depth, which is 4 by default), or post, "
     "deepnorm, peri or lns in place of pre",
     "gemma2": f"norm=rmsnorm_gemma {_GEMMA} model.attn_softcap=50 model.logit_softcap=30 ({_NOT_GEMMA})",
     "gemma3": f"norm=rmsnorm_gemma {_GEMMA} model.qk_norm=head ({_NOT_GEMMA})",
     "gemma4": f"norm=rmsnorm_llama {_GEMMA} model.qk_norm=head model.v_norm=true model.qk_scale=2 ({_NOT_GEMMA}; "
-    "qk_scale is K^(1/4), K the width of a head, here 16)",
+    "qk_scale is K^(1/4), where a head has K channels, 16 in model=llama_nano)",
     "afmoe": _TRINITY, "trinity": _TRINITY,
     "qknorm": "model.qk_norm=head, or full for all heads together",
     "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",

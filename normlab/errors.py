@@ -91,6 +91,12 @@ def no_effect(setting: str, other: str) -> ConfigError:
     return ConfigError(f"{setting}: has no effect with {other}; leave it out, or change {other.partition('=')[0]}")
 
 
+def counted(n: float, noun: str, form: str = "") -> str:
+    """Return `1 run` or `3 runs`; `form` is the format of the number, such as `,` for thousands."""
+    number = f"{n:{form}}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+
+
 def one_line(message: object) -> str:
     """Return a message on one line, with control characters escaped and long words cut."""
     line = " ".join(str(message).split())

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, app, echo
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, counted
 
 Names = Annotated[list[str], Argument(metavar="SWEEP|RUN", help="Sweeps or runs, by folder, name or id.")]
 Checkpoints = Annotated[
@@ -33,7 +33,6 @@ def rm(
 
     Example: normlab rm first --checkpoints
     """
-    from normlab.analysis.phrases import counted
     from normlab.config.memory import format_size
     from normlab.store.plans import SEARCH, has_plan
     from normlab.sweeps.removal import plan_removal, size_of

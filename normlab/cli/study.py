@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo, warn_of_replaced
-from normlab.errors import ConfigError, unknown, warn
+from normlab.errors import ConfigError, counted, unknown, warn
 from normlab.parsing import is_whole_number
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
     for grid, _, composed in grids:
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
-        echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens, for the choosing seeds")
+        echo(f"grid {grid.name}: {counted(len(configs), 'run')}, {tokens:,} tokens, for the choosing seeds")
         echo(f"  {grid.command}{shlex.join(['', *plugins])}")
     echo(f"criterion {study.criterion_hash()}")
 

@@ -19,7 +19,7 @@ from normlab.config.corpora import MAX_VOCAB_SIZE
 from normlab.config.schema import RunConfig
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.data.tokenizers import LARGEST_TOKENIZER, SubwordTokenizer, Tokenizer
-from normlab.errors import ConfigError, StoreError, unknown
+from normlab.errors import ConfigError, StoreError, counted, unknown
 from normlab.hf.classes import CLASSES, ONE, NativeClass, StoredTensor, differences
 from normlab.hf.tokenizer import tokenizer_json
 from normlab.hf.unused_tensors import problem_of_unused
@@ -181,7 +181,9 @@ class ModelFolder:
         tensors = StoredTensors(self.path, prefix := f"{self.native.blocks.partition('.')[0]}.")
         file = tensors.paths[0]
         if (depth := config.model.depth) > len(tensors):  # before a long list of tensors is made
-            raise StoreError(f"{file}: has {len(tensors)} tensors, too few for model.depth={depth}; restore a copy")
+            raise StoreError(
+                f"{file}: has {counted(len(tensors), 'tensor')}, too few for model.depth={depth}; restore a copy"
+            )
         expected = {each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)}
         # The model's own tensors first, because the extra ones are compared with them.
         for name, model in expected.items():

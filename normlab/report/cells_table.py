@@ -12,10 +12,9 @@ from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
-from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
-from normlab.errors import ConfigError, printable, unknown
+from normlab.errors import ConfigError, counted, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, format_loss
@@ -246,7 +245,7 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 def _target_text(target: Target) -> str:
     if target.steps is None:
         return f"{len(target.reached)} of {target.runs}"
-    return f"{target.steps:,.0f} steps" + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
+    return counted(target.steps, "step", ",.0f") + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
 
 
 def loss_text(mean: SeedMean) -> str:

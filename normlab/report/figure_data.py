@@ -18,7 +18,7 @@ from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
-from normlab.errors import ConfigError, NormlabError, unknown, warn
+from normlab.errors import ConfigError, NormlabError, counted, unknown, warn
 from normlab.parsing import is_whole_number
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
@@ -188,7 +188,7 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
         marks += ", open point: with stuck or regressed runs"
     caption = f"Final validation loss{what}: {marks}."
     bad = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{caption} Of {len(runs)} runs, {bad}." if bad else caption
+    return f"{caption} Of {counted(len(runs), 'run')}, {bad}." if bad else caption
 
 
 # Kinds of figures

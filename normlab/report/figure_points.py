@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.phrases import counted
-from normlab.errors import StoreError
+from normlab.errors import StoreError, counted
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.store.format import RUNNING
 from normlab.store.outcome import REGRESSED, STUCK

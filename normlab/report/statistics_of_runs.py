@@ -8,7 +8,7 @@ import numpy as np
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import varying_options
 from normlab.analysis.settings import select_where, setting
-from normlab.errors import StatisticsError, StoreError
+from normlab.errors import StatisticsError, StoreError, counted
 from normlab.report.histories import History, history, read_statistics
 from normlab.store.query import Folder, select_runs
 from normlab.store.record import RunRecord
@@ -38,7 +38,7 @@ def statistics_of_runs(
     if not measured:
         if missing:
             raise missing[0]
-        raise StoreError(f"{name}: none of {len(problems)} runs has an intact record: {problems[0]}")
+        raise StoreError(f"{name}: none of {counted(len(problems), 'run')} has an intact record: {problems[0]}")
     if missing:
         problems.append(f"{name}: {len(missing)} of {len(runs)} runs have no values and are left out: {missing[0]}")
     parts: dict[str, list[Any]] = {column: [] for column in ("id", *options, "site", "step", "layer", name)}

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.intervals import LEVEL, Design
-from normlab.analysis.phrases import counted
 from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
+from normlab.errors import counted
 from normlab.report.cells_table import add_notes, pool_notes
 from normlab.report.tables import Row, format_p, render
 
@@ -108,7 +108,8 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
                 else []
             ),
             *(
-                f"{row['contrast']}: in {row['gaps']} of {row['n']} seeds a rate between two that train does not"
+                f"{row['contrast']}: in {row['gaps']} of {counted(row['n'], 'seed')} a rate between two that train "
+                "does not"
                 for row in rows
                 if row["gaps"]
             ),

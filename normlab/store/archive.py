@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError, StoreError, counted
 from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.plans import has_plan
@@ -119,7 +119,7 @@ def _check_entries(archive: ZipFile, size: int) -> None:
         raise ValueError("it holds no run")
     total = sum(entry.file_size for entry in entries)
     if len(names) > MOST_FILES or total > max(LARGEST, LARGEST_RATIO * size):
-        raise ValueError(f"{len(names)} files of {total} bytes, in a file of {size}, are too many")
+        raise ValueError(f"{counted(len(names), 'file')} of {total} bytes, too large for a file of {size}")
 
 
 def _is_valid(name: str) -> bool:

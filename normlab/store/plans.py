@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from normlab.config.arms import NO_DESIGN, PREFIX, SweepDesign
-from normlab.errors import StoreError
+from normlab.errors import StoreError, counted
 from normlab.store.files import is_file_name
 from normlab.store.format import PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.reading import HOW_TO_FIX, Count, read_record
@@ -113,5 +113,5 @@ def _problem_of(plan: Plan) -> str:
         return "two packs have one number"
     members = [index for pack in plan.packs for index in pack.runs]
     if members and max(members) >= len(plan.runs):
-        return f"a pack has a run outside of the {len(plan.runs)} runs"
+        return f"a pack has a run outside of the {counted(len(plan.runs), 'run')}"
     return "a run is in two packs, or twice in one" if len({*members}) < len(members) else ""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from normlab.errors import StoreError, did_you_mean, one_line
+from normlab.errors import StoreError, counted, did_you_mean, one_line
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
@@ -63,7 +63,7 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
         where = ", ".join(map(str, names)) or os.fspath(results_dir)
         waiting = count_not_started(result.records)
         raise StoreError(
-            f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
+            f"{where}: none of the sweep's {counted(waiting, 'run')} has started" if waiting else no_runs_message(where)
         )
     return result
 

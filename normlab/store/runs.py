@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, counted
 from normlab.store.files import AppendFile, check_links, delete_temporaries, make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -205,8 +205,8 @@ class RunFolder:
         self.close()
         if len(content) < size or content[:size][-1:] not in (b"", b"\n"):
             raise StoreError(
-                f"{self.metrics_path}: has {len(content)} bytes where the checkpoint says that a row ends at byte "
-                f"{size}; put the file back, or run.fresh=true starts another run beside this one"
+                f"{self.metrics_path}: has {counted(len(content), 'byte')} where the checkpoint says that a row ends "
+                f"at byte {size}; put the file back, or run.fresh=true starts another run beside this one"
             )
         if content:
             self._metrics.truncate(size)
@@ -244,5 +244,5 @@ class RunFolder:
             return ""
         if current.rows == recorded.rows:
             return f"the metrics of run {self.run_id} are not those that were written; restore a copy"
-        rows = f"{current.rows} rows where {recorded.rows} were written"
+        rows = f"{counted(current.rows, 'row')} where {recorded.rows} were written"
         return f"the metrics of run {self.run_id} have {rows}; restore a copy"

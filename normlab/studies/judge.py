@@ -14,10 +14,9 @@ from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.intervals import holm
-from normlab.analysis.phrases import counted
 from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError, StoreError, counted
 from normlab.store.record import RunRecord
 from normlab.studies.base import AT_BEST, LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
 from normlab.studies.estimators import Contrast, Estimate, Slope

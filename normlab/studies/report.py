@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting, setting, settings_of
 from normlab.analysis.table import summarize_by
-from normlab.errors import StoreError, printable, warn
+from normlab.errors import StoreError, counted, printable, warn
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS as STYLE
 from normlab.report.figure_draw import render_figure, write_figure

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from normlab.errors import StoreError, warn
+from normlab.errors import StoreError, counted, warn
 from normlab.store.files import AppendFile, write_atomic
 from normlab.store.format import (
     FAILED,
@@ -110,7 +110,7 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
         with suppress(msgspec.ValidationError):
             outcomes.append(msgspec.convert(row, PackOutcome))
     if ignored := len(rows) - len(outcomes):
-        warn(f"{path}: {ignored} of {len(rows)} lines hold no valid outcome of a pack; they are ignored")
+        warn(f"{path}: {ignored} of {counted(len(rows), 'line')} ignored: no valid outcome of a pack")
     return outcomes
 
 

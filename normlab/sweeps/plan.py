@@ -19,7 +19,7 @@ from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, counted
 from normlab.model.fingerprint import fingerprint
 from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
 from normlab.norms.base import NormConfig
@@ -146,7 +146,7 @@ def _resolve_runs(
     new: list[tuple[RunConfig, dict[str, Any]]] = []
     """The config and the identity of each run that has not started."""
     for number, (overrides, unresolved) in enumerate(composed, 1):
-        show_progress(f"planning: {number} of {len(composed)} runs")
+        show_progress(f"planning: {number} of {counted(len(composed), 'run')}")
         config = resolve_start(unresolved)
         # The corpus does not depend on data.seed.
         key = canonical_hash(plain_tree(replace(config.data, seed=0)))

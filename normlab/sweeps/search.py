@@ -27,7 +27,7 @@ from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, n
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, counted
 from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
@@ -115,7 +115,8 @@ def planned_sweeps(
                     "sweep.name: runs that are completed are not trained again"
                 )
             if is_new:
-                note = f"{options.trials} trials for each of {len(cells)} cells, {AT_ONCE} at once; then sweep {name}"
+                of_each, count = counted(options.trials, "trial"), counted(len(cells), "cell")
+                note = f"{of_each} for each of {count}, {AT_ONCE} at once; then sweep {name}"
                 linear = [_linear_note(each) for each in ranges if not each.is_log]
                 planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, note, *linear]))
             if planned.extended or is_new or not all_completed(folder, planned.plan.runs):

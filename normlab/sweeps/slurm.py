@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import ConfigError, one_line
+from normlab.errors import ConfigError, counted, one_line
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan
@@ -139,10 +139,10 @@ class SlurmExecutor:
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
-        count = len(self._queue)
+        count = counted(len(self._queue), "pack")
         command = " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
         self._queue, self._gone = {}, {}
-        return f"stopped watching {count} packs in Slurm; use the same command to watch again, or `{command}` to cancel"
+        return f"stopped watching {count} in Slurm; use the same command to watch again, or `{command}` to cancel"
 
     def close(self) -> None:
         """Do nothing, because the tasks need no supervisor."""

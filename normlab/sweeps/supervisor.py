@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normlab.analysis.phrases import counted
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import StoreError
+from normlab.errors import StoreError, counted
 from normlab.processes import collected_signals
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.format import LOCK_FILE

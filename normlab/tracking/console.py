@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from normlab.errors import printable
+from normlab.errors import counted, printable
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
 from normlab.store.record import Corpus
@@ -181,6 +181,6 @@ def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator
     if corpus.name != "stdlib" and read.documents:
         removed = {"empty": read.empty, "null": read.null}
         without = [f"{count:,} {what}" for what, count in removed.items() if count]
-        yield "text", f"{read.documents:,} documents" + (f", without {', '.join(without)}" if without else "")
+        yield "text", counted(read.documents, "document", ",") + (f", without {', '.join(without)}" if without else "")
     if first_step:
         yield "resumes", f"from step {first_step}"

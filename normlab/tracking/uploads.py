@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from normlab.errors import counted
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
@@ -116,19 +117,17 @@ def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:
         else:
             sent.append(_shown(run, upload.where))
     lines: list[str] = []
-    if sent:
-        lines.append(f"W&B: {sent[0] if len(sent) == 1 else f'{_count(len(sent))}, the first: {sent[0]}'}")
+    if len(sent) == 1:
+        lines.append(f"W&B: {sent[0]}")
+    elif sent:
+        lines.append(f"W&B: {len(sent)} runs, the first: {sent[0]}")
     if sending:
-        lines.append(f"W&B: sending {_count(sending)} continues in the background; if it fails, {hint}")
+        lines.append(f"W&B: sending {counted(sending, 'run')} continues in the background; if it fails, {hint}")
     if problems:
-        lines.append(f"W&B lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
+        lines.append(f"W&B lacks data of {counted(len(problems), 'run')} ({problems[0]}); {hint}")
     return lines
 
 
 def _shown(run: Path, where: str) -> str:
     """Return the address of a run, or the command for the files in its folder."""
     return f"`wandb sync {shlex.quote(os.path.relpath(run))}/wandb/offline-run-*`" if where == WANDB else where
-
-
-def _count(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, counted
 from normlab.model.attention import Attention, sdpa
 from normlab.model.runner import SingleRun
 from normlab.model.small import SmallModel, build_small, hashed_numbers, shrink, tokens
@@ -80,7 +80,7 @@ def graphs_check(config: RunConfig, subject: str) -> Check:
             SingleRun(small.gpt.train(), compiled=True, backend=count).loss(tokens(), tokens())
     except ConfigError as error:
         return Check(subject, claim, passed=False, result=str(error))
-    result = f"{len(graphs)} graphs at depth {DEPTH}"
+    result = f"{counted(len(graphs), 'graph')} at depth {DEPTH}"
     problems = [] if len(graphs) <= most else [f"expected at most {most} graphs, found {result}: {TOO_MANY_GRAPHS}"]
     return check_no_problems(subject, claim, problems, result)
 

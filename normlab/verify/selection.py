@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, counted
 from normlab.model.fingerprint import fingerprint
 from normlab.model.gpt import GPT
 from normlab.model.groups import groups_of
@@ -270,7 +270,7 @@ def _visible_norm(placement: Placement) -> NormConfig:
 def verdict(checks: Sequence[Check]) -> str:
     """Return one line: the number of checks, and of entries with each kind of reference."""
     failed, skipped = sum(not check.passed for check in checks), sum(check.skipped for check in checks)
-    text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
+    text = f"{counted(len(checks), 'check')}: " + (f"{failed} FAILED" if failed else "all hold")
     text += f", {skipped} skipped" if skipped else ""
     kinds: dict[str, str] = {}
     for check in checks:

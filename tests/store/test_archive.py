@@ -175,7 +175,7 @@ def test_a_bomb_is_rejected(run_command: Command, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(archive, "LARGEST", 2**20)
     with zipfile.ZipFile("it.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr(RUN, bytes(2**20 + 1))
-    check_rejected(Path("it.zip"), f"1 files of {2**20 + 1} bytes", run_command)
+    check_rejected(Path("it.zip"), f"1 file of {2**20 + 1} bytes", run_command)
 
 
 @pytest.mark.parametrize("declared", [0, 10, 2**21])

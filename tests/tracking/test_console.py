@@ -90,6 +90,17 @@ def test_header(kind: type[io.StringIO]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("documents", "line"),
+    [(1, "text    1 document, without 60 empty, 2 null"), (1230, "text    1,230 documents, without 60 empty, 2 null")],
+)
+def test_documents_are_counted(documents: int, line: str) -> None:
+    run = merged(RUN, {"corpus": {"read": {"documents": documents}}})
+    tracker = Console(stream := io.StringIO())
+    tracker.start(run, 0)
+    assert line in stream.getvalue().splitlines()
+
+
 def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
     lines = [line for line in output(io.StringIO()) if line.startswith("step")]
     steps = [int(line.removeprefix("step ").partition("/")[0]) for line in lines]

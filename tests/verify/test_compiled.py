@@ -302,7 +302,7 @@ def test_without_a_compiler_the_check_is_skipped(monkeypatch: pytest.MonkeyPatch
     )
     assert str(check).startswith(line)
     assert (check.passed, check.skipped) == (True, True)
-    assert selection.verdict([check]).startswith("1 checks: all hold, 1 skipped; references:")
+    assert selection.verdict([check]).startswith("1 check: all hold, 1 skipped; references:")
 
 
 def test_a_bound_that_would_accept_any_block_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

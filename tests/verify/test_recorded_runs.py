@@ -75,7 +75,7 @@ def test_a_folder_with_an_equals_sign_is_a_run(
     monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
     path = records[0].folder.path.rename(tmp_path / "lr=3")
     code, out, _ = run_command("verify", str(path))
-    assert (code, out.splitlines()[-1].startswith("1 checks: all hold")) == (0, True)
+    assert (code, out.splitlines()[-1].startswith("1 check: all hold")) == (0, True)
 
 
 @pytest.mark.exhaustive

@@ -7,11 +7,10 @@ from typing import Any
 from normlab.analysis.cells import Cell
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import label, varying_options
-from normlab.analysis.phrases import counted
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
 from normlab.analysis.settings import format_setting, select_where, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.errors import NormlabError
+from normlab.errors import NormlabError, counted
 from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.compare.summary_text import Fact, summary_facts
@@ -235,7 +234,8 @@ def _band_values(point: Point) -> list[float]:
 def _mark_values(point: Point) -> Row:
     interval = "" if point.low is None else f" [{point.low:.4f}, {point.high:.4f}]"
     is_known = point.y is not None and not point.diverged
-    text = f"{point.y:.4f}{interval} (n={point.n})" if is_known else f"{point.diverged} of {point.n} seeds diverged"
+    diverged = f"{point.diverged} of {counted(point.n, 'seed')} diverged"
+    text = f"{point.y:.4f}{interval} (n={point.n})" if is_known else diverged
     return {
         "x": point.x, "y": point.y, "low": point.low, "high": point.high, "seeds": point.seeds if point.n > 1 else (),
         "diverged": f"{point.diverged}/{point.n}" if point.diverged else "", "is_open": point.stuck > 0, "text": text,

@@ -14,9 +14,10 @@ from normlab.analysis.cells import Cell, reason_cells_not_comparable, resolved_d
 from normlab.analysis.comparability import reason_not_comparable
 from normlab.analysis.factor_tests import rate_numbers
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
-from normlab.analysis.phrases import counted, name_some
+from normlab.analysis.phrases import name_some
 from normlab.analysis.rate_range import HIGHEST, NEAR, SENSITIVITY
 from normlab.analysis.settings import format_setting
+from normlab.errors import counted
 from normlab.report.tests_table import estimate_text, number_text
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK

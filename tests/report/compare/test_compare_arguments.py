@@ -73,7 +73,7 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
         (["/no/such", "--results-dir", "nowhere"], "no run '/no/such', and no runs in nowhere"),
         (["nane0"], "no run or sweep 'nane0' in results (did you mean 'name0'?): give the name of a sweep ("),
         (["frist"], "no run or sweep 'frist' in results (did you mean 'first'?): give the name of a sweep ("),
-        (["later"], "later: none of the sweep's 1 runs has started"),
+        (["later"], "later: none of the sweep's 1 run has started"),
         (["deserted"], "no runs in deserted: train one"),
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),
         (["-o", "results"], "-o results: is a folder"),

@@ -1,5 +1,6 @@
 """`import normlab`: it is fast, and its functions return what the commands of the same names print."""
 
+import copy
 import json
 import math
 import shutil
@@ -23,10 +24,11 @@ from normlab.report.compare.data import page_data
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import StatisticsFiles
-from normlab.store.plans import read_plan
+from normlab.store.plans import Plan, PlannedRun, read_plan
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.measures import Statistic
 from normlab.sweeps.files import write_plan
 from support.small_run import small_run
@@ -142,6 +144,40 @@ def test_sweeps_are_listed(results: Path, run_command: Command) -> None:
     assert "1 diverged, 1 failed, 10 finished" in run_command("list", "sweeps", f"--results-dir={results}")[1]
     code, _, err = run_command("list", "sweeps", "--results-dir=nowhere")
     assert (code, err.count("\n"), "no sweeps in nowhere" in err) == (2, 1, True)
+
+
+def test_sweeps_are_listed_with_their_overrides_arms_and_question(
+    results: Path, tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arm's value replaces the shared one; a recipe has no value in a plan."""
+    monkeypatch.setenv("COLUMNS", "100")
+    whole = read_plan(results / "sweeps" / "made")
+    runs = []
+    for run, arm in zip(whole.runs[:3], ("plain", "other", "other"), strict=True):
+        config = copy.deepcopy(run.config)
+        config["optim"]["lr"] = {"plain": 0.001, "other": 0.003}[arm]
+        config["data"]["path"] = ["a.txt", "b.txt"]
+        runs.append(PlannedRun(run.run_id, [f"arm={arm}", f"seed={config['seed']}"], config))
+    shared = ["recipe", "norm", "model.width", "data.path", "optim.lr", "eval.ema", "seed", "results_dir"]
+    design = SweepDesign(shared, {"plain": ["placement"], "other": ["placement", "optim.lr"]})
+    for name, notes in (("F", []), ("G", ["study depth, criterion 0123456789ab"])):
+        (tmp_path / "sweeps" / name).mkdir(parents=True)
+        plan = Plan(name, "auto", runs, [], notes=notes, design=design)
+        write_plan(tmp_path / "sweeps" / name, plan)
+    code, out, _ = run_command("list", "sweeps", "--json", f"--results-dir={tmp_path}")
+    first, second = json.loads(out)
+    assert (code, first["study"], first["question"]) == (0, "", "")
+    load_studies()
+    question = STUDIES["depth"].question
+    assert (second["study"], second["question"]) == ("depth", question)
+    fixed = "recipe norm=rmsnorm model.width=32 data.path=[a.txt,b.txt] optim.lr=0.001 eval.ema=null"
+    arms = {"plain": "placement=pre", "other": "placement=pre optim.lr=0.003"}
+    assert (second["fixed"], second["arms"]) == (fixed, arms)
+    code, out, _ = run_command("list", "sweeps", f"--results-dir={tmp_path}")
+    assert max(map(len, out.splitlines())) <= 100
+    *_, note = " ".join(out.split()).partition("G: ")
+    named = "; ".join(f"arm {arm}: {overrides}" for arm, overrides in arms.items())
+    assert note == f"fixed: {fixed}; {named}; study depth: {question}"
 
 
 def test_figure_is_that_of_the_command(results: Path, tmp_path: Path, run_command: Command) -> None:

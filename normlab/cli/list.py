@@ -81,23 +81,38 @@ def list_(
 
 
 def _list_sweeps(results_dir: str, *, json: bool) -> None:
-    """Print the sweeps of a results folder.
+    """Print the sweeps of a results folder, with the question of the study to which a sweep belongs.
 
     Raises:
         StoreError: There is none.
     """
-    from normlab.config.memory import format_size
     from normlab.report.tables import render
+    from normlab.studies.base import STUDIES, load_studies
     from normlab.sweeps.overview import sweep_rows
 
     rows = sweep_rows(results_dir)
     if not rows:
         raise StoreError(f"no sweeps in {results_dir}: train one with `normlab sweep`, or name another --results-dir")
-    if not json:
-        rows = [{**row, "size": format_size(row["bytes"])} for row in rows]
-        for row in rows:
-            del row["bytes"]
-    echo(render(rows, "json" if json else "table"), keep="\n")
+    if any(row["study"] for row in rows):
+        load_studies()
+    for row in rows:
+        # The study of a plugin is unknown here.
+        row["question"] = STUDIES[row["study"]].question if row["study"] in STUDIES else ""
+    if json:
+        return echo(render(rows, "json"), keep="\n")
+    echo(render([_text_row(row) for row in rows]), keep="\n")
+
+
+def _text_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row about a sweep as in the table: what does not vary is a note, below the table."""
+    from normlab.config.memory import format_size
+
+    notes = [f"fixed: {row['fixed']}"] if row["fixed"] else []
+    notes += [f"arm {arm}: {overrides}" for arm, overrides in row["arms"].items()]
+    if row["study"]:
+        notes.append(f"study {row['study']}: {row['question']}".removesuffix(": "))
+    columns = {key: row[key] for key in ("sweep", "varies", "runs", "states", "date")}
+    return {**columns, "size": format_size(row["bytes"]), "note": "; ".join(notes)}
 
 
 def _names(name: str | None) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@
 
 import dataclasses
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +75,17 @@ class Plan:
 
     def pack_of(self, number: int) -> Pack:
         return next(pack for pack in self.packs if pack.number == number)
+
+
+def study_note(study: str, criterion: str) -> str:
+    """Return the note in the plan of a sweep that belongs to a study, with the hash of the study's criterion."""
+    return f"study {study}, criterion {criterion}"
+
+
+def study_of(notes: Sequence[str]) -> tuple[str, str] | None:
+    """Return the study and the hash of the criterion from the notes of a plan; None if it belongs to no study."""
+    found = (re.fullmatch(r"study (\w+), criterion ([0-9a-f]{12})", note) for note in notes)
+    return next(((match[1], match[2]) for match in found if match), None)
 
 
 def sweep_folder(results_dir: str | os.PathLike[str], name: str) -> Path:

@@ -15,7 +15,7 @@ from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
 from normlab.store.format import CHECKS_FILE
-from normlab.store.plans import has_plan, read_plan, sweep_folder
+from normlab.store.plans import has_plan, read_plan, study_note, study_of, sweep_folder
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
 from normlab.store.record import Machine, RunRecord
@@ -107,7 +107,7 @@ class Attempt:
         from normlab.config.arms import design_of
         from normlab.sweeps.plan import make_plan
 
-        note = f"study {self.study.name}, criterion {self.study.criterion_hash()}"
+        note = study_note(self.study.name, self.study.criterion_hash())
         grids = list(self.compose(block, overrides))
         planned = [_planned(config) for _, _, composed in grids for _, config in composed]
         needed = None if block == self.blocks[0] else set(_needed(claims, planned, results))
@@ -182,8 +182,8 @@ def _planned(config: RunConfig) -> RunRecord:
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
-    found = (re.match(r"study \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
-    return next((match[1] for match in found if match), None)
+    found = study_of(notes)
+    return None if found is None else found[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[st
     from normlab.config.compose import compose_sweep
     from normlab.config.override_errors import naming_run
     from normlab.model.groups import check_parameters, parameter_rows
-    from normlab.model.init import build_model
+    from normlab.model.init import build_model, notify_of_depth
     from normlab.report.tables import render
 
     for varied, config in compose_sweep(overrides, configs)[1]:
@@ -108,6 +108,7 @@ def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[st
             check_parameters(config)
             weights = 4 * memory.num_weights(config, vocab_size=0)
             memory.check_fits(config, memory.Estimate(weights, 0, weights), memory.available_bytes(), "this machine")
+        notify_of_depth(config.model.depth)
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
         model, mode = config.model, config.optim.decay_mode
         decay = "this per step, whatever lr is" if mode == "independent" else "lr times this per step"

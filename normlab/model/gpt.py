@@ -8,14 +8,13 @@ Shapes: B batch, T time, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normlab.config.model import ModelConfig
-from normlab.errors import notify
 from normlab.model.attention import Attention, capped
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
@@ -25,14 +24,6 @@ from normlab.stats.instrument import assign_sites, main_stream, observe, observe
 SMALL_VOCAB = 1024
 """Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the
 padding."""
-
-DEEP = 1000
-"""Largest depth that is built without a message. Building and fingerprinting take time in proportion to the depth."""
-
-
-@cache  # a command builds several models of the same depth
-def notify_of_depth(depth: int) -> None:
-    notify(f"model.depth={depth}: building the blocks, which takes seconds for each hundred of them")
 
 
 def padding_of(weight: Tensor) -> int:
@@ -160,8 +151,6 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
         super().__init__()
-        if config.depth > DEEP:
-            notify_of_depth(config.depth)
         self.context = config.context
         self.embed = Embed(config, placement, make_norm, vocab_size)
         layers = range(config.depth)

@@ -8,18 +8,31 @@ them from (seed, number of the norm in the model).
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
 from torch import nn
 
 from normlab.config.schema import RunConfig
+from normlab.errors import notify
 from normlab.model.gpt import GPT
 from normlab.placements.init_rules import INIT_RULES, Weight
 from normlab.stats.instrument import instrument
 
 STREAMS_STD = 0.02
 """Standard deviation of the matrices that compute the weights of several streams, by every rule."""
+
+
+DEEP = 1000
+"""Largest depth that a command builds without a message. Building and fingerprinting take time in proportion to it."""
+
+
+@cache  # a command builds several models of the same depth
+def notify_of_depth(depth: int) -> None:
+    """Print that building a deep model takes long; for commands, because a model's constructor prints nothing."""
+    if depth > DEEP:
+        notify(f"model.depth={depth}: building the blocks, which takes seconds for each hundred of them")
 
 
 def derive_seed(seed: int, name: str) -> int:

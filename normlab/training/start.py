@@ -17,6 +17,7 @@ from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError, warn
 from normlab.model.fingerprint import fingerprint
+from normlab.model.init import notify_of_depth
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
 from normlab.store.format import (
@@ -233,6 +234,7 @@ def _is_stopped_fresh_run(folder: RunFolder) -> bool:
 
 def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> Loop:
     """Return the loop of the runs, and complete their run.json; a config that cannot be trained leaves no file."""
+    notify_of_depth(runs[0].config.model.depth)
     with local_statistics():  # rank 0 computes it alone
         block = fingerprint(runs[0].config)
     for run in runs:

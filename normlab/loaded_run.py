@@ -188,10 +188,12 @@ class LoadedRun:
         return LoadedRun(self.folder, trust=self.trust, step=step)
 
     def _no_checkpoint(self) -> StoreError:
+        sweep = self.record.run.pack.sweep
+        command = "normlab train" if sweep is None else f"normlab sweep ... sweep.name={shlex.quote(sweep)}"
         return StoreError(
             f"run {self.folder.run_id} has no checkpoint: if it is from a zip file, ask for one with checkpoints "
             f"(`normlab share {self.folder.run_id} --checkpoints -o FILE.zip`); if it is yours and has ended, put them "
-            f"back or {FRESH}; else the same `normlab train` makes one"
+            f"back or {FRESH}; else the same `{command}` makes one"
         )
 
     def _kept(self) -> dict[int, Path]:

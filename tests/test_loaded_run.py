@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import normlab
+from normlab.errors import StoreError
 from normlab.model.gpt import GPT
 from normlab.store.format import with_checksum, without_checksum
 from normlab.store.runs import RunFolder
+from normlab.training import checkpoint
 from support.run_folders import Command, contents
 
 
@@ -42,6 +44,22 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
         part = part[name]
     part[last] = value
     path.write_bytes(with_checksum(record))
+
+
+@pytest.mark.parametrize(
+    ("pack", "command"),
+    [
+        ({}, "the same `normlab train` makes one"),
+        ({"sweep": "first", "number": 0}, "the same `normlab sweep ... sweep.name=first` makes one"),
+    ],
+)
+def test_a_run_without_a_checkpoint_names_the_command_that_makes_one(
+    pack: dict[str, Any], command: str, folder: RunFolder
+) -> None:
+    rewrite(folder, "pack", pack)
+    shutil.rmtree(folder.path / checkpoint.FOLDER)
+    with pytest.raises(StoreError, match=rf"^run {folder.run_id} has no checkpoint: .*; else {command}$"):
+        _ = normlab.load(folder.path).model
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from normlab.cli.app import (
     read_arguments,
     warn_of_replaced,
 )
-from normlab.errors import ConfigError, NormlabError, warn
+from normlab.errors import ConfigError, NormlabError, counted, warn
 
 
 @app.command()
@@ -50,12 +50,15 @@ def verify(
 
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
+    from collections import defaultdict
     from itertools import chain
 
     import torch
 
+    from normlab.analysis.phrases import name_some
     from normlab.config.compose import UserConfigs, compose_run, norm_presets
     from normlab.hf.folder import is_model
+    from normlab.model.init import notify_of_depth
     from normlab.report.tables import render
     from normlab.store.query import select_runs
     from normlab.verify.runs import load_runs, verify_folder, verify_runs
@@ -81,16 +84,24 @@ def verify(
     elif texts or configs != UserConfigs():
         config = compose_run(texts, configs)
         warn_of_replaced(texts)
+        notify_of_depth(config.model.depth)
         # A primary config chooses a run, as +experiment=mine does.
         checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
         for warning in config.warnings():
             warn(warning)
     else:
         checks = checks_of_catalogue(norm_presets())
-    results = []
+    results, subjects = [], defaultdict[tuple[str, str], list[str]](list)
     for check in checks:
         results.append(check)
-        if not json:
+        # A wrong formula fails all of its checks with one message.
+        repeated = subjects[check.claim, check.result] if not check.passed else []
+        repeated.append(check.subject)
+        if not json and len(repeated) == 1:
             echo(str(check))
+    for (claim, _), (first, *others) in subjects.items() if not json else ():
+        if others:
+            more = name_some([*dict.fromkeys(others)])
+            echo(f"FAIL  {counted(len(others), 'more check')} with the error of {first}: {claim}  (of {more})")
     echo(render([asdict(check) for check in results], "json") if json else verdict(results), keep="\n")
     return int(not all(check.passed for check in results)) or (2 if problems else 0)

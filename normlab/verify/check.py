@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from normlab.errors import counted
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -75,7 +77,8 @@ class LargestError:
     def check(self, subject: str, claim: str, reference_kind: str = "") -> Check:
         """Return the check that there was a comparison and that every error is within the tolerance."""
         passed = self.count > 0 and self.error <= self.tolerance
-        result = f"largest error {self.error:.1e} of {self.count} comparisons, tolerance {self.tolerance:.0e}"
+        comparisons = counted(self.count, "comparison")
+        result = f"largest error {self.error:.1e} of {comparisons}, tolerance {self.tolerance:.0e}"
         if not passed:
             result = self.failure or "expected a comparison, found none"
         return Check(subject, claim, passed, result, reference_kind)

@@ -9,10 +9,11 @@ Shapes: B batch, T and S time, D width, H heads, K head width, M hidden width, V
 """
 
 import ast
+import builtins
 import cmath
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from normlab.config.schema import RunConfig
-from normlab.errors import unknown
+from normlab.errors import counted, unknown
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
+from normlab.placements.base import SWITCHES
 from normlab.placements.wiring import UPDATES
 
 Map = Callable[[Tensor], Tensor]
@@ -37,9 +39,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "silu": lambda t: t * torch.sigmoid(t),
     "stop": torch.Tensor.detach,
     "norm2": lambda t: t.square().sum(-1, keepdim=True).sqrt(),
+    "min": min,
+    "max": max,
     "tanh": lambda t: 1 - 2 / (torch.exp(2 * t) + 1),
     "softplus": lambda t: torch.log(1 + torch.exp(t)),
     "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
+}
+"""Functions that a formula may call (`Placement.formula` explains them)."""
+STREAM_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
     "ones": lambda n: torch.ones(n, dtype=torch.float64),
     "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
@@ -49,16 +56,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "states": lambda x: (),
     "store": lambda s, x: (*s, x),
     "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),
-    "max": max,
-    "min": min,
     "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
     "sinkhorn": lambda t, k, **options: _sinkhorn(t, k, **options),
 }
-"""Functions that a formula may call."""
+"""Further functions, of placements with several streams (`Placement.weights_formula`) or with stored states."""
 
 
 class FormulaMismatch(Exception):
     """The formula and the model do not have the same parts; the message names the difference."""
+
+
+def _unknown_name(name: str, listed: Collection[str]) -> str:
+    """Return the message for an unknown name in a formula; for a function of Python, there is no closest name."""
+    if hasattr(builtins, name):
+        return (
+            f"{name!r} is a function of Python, which formulas lack on purpose (sum(x) would add over the batch); use "
+            f"one of {', '.join(sorted(listed))}"
+        )
+    return unknown("name", name, listed)
 
 
 class ReferenceModel:
@@ -78,6 +93,8 @@ class ReferenceModel:
         """The values of attention in the first block."""
         self.tokens_BT = torch.empty(0)
         self.options = plain_tree(config.placement)
+        norms = [norm for segment in norm_order.values() for norm in segment]
+        self.norm_parameters = {id(parameter) for norm in norms for parameter in norm.parameters()}
         self.sizes = {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
@@ -127,7 +144,7 @@ class ReferenceModel:
                 raise FormulaMismatch(f"{segment}: {formula!r} cannot be evaluated ({error})") from error
         if self.pending:
             count = len(self.norm_order[segment])
-            raise FormulaMismatch(f"{segment}: has {count} norms, its formula {count - len(self.pending)}")
+            raise FormulaMismatch(f"{segment}: has {counted(count, 'norm')}, its formula {count - len(self.pending)}")
 
     def _known(
         self, formula: str, streams: Mapping[str, Any], block: Mapping[str, Any], parameters: Mapping[str, Any]
@@ -138,7 +155,7 @@ class ReferenceModel:
             FormulaMismatch: A name of the formula is unknown, or has two meanings.
         """
         kinds: dict[str, Mapping[str, Any]] = {
-            "a function": FUNCTIONS,
+            "a function": FUNCTIONS | STREAM_FUNCTIONS,
             "an option of the placement": self.options,
             "a size of the model": self.sizes,
             "a name of the block": block,
@@ -153,12 +170,22 @@ class ReferenceModel:
             if len(meanings) > 1:
                 raise FormulaMismatch(f"{formula!r}: the name {name!r} is {' and '.join(meanings)}; rename one of them")
             if not meanings and name not in streams:
-                known = sorted({*streams, *assigned, *(each for values in kinds.values() for each in values)})
-                raise FormulaMismatch(f"{formula!r}: {unknown('name', name, known)}")
+                listed = self._listed_names(block, parameters) | {*streams, *assigned}
+                raise FormulaMismatch(f"{formula!r}: {_unknown_name(name, listed)}")
         values: dict[str, Any] = {"__builtins__": {}}
         for each in kinds.values():
             values |= each
         return values
+
+    def _listed_names(self, block: Mapping[str, Any], parameters: Mapping[str, Any]) -> set[str]:
+        """Return the names for a message: those that the documentation of `Placement.formula` explains.
+
+        The parameters of the norms, and the options that add a norm before or after the blocks, are names too, but
+        have no meaning in a formula. Only a placement of several streams needs the functions of streams.
+        """
+        names = {*FUNCTIONS, *self.sizes, *block} | self.options.keys() - {"name", *SWITCHES}
+        names |= {name for name, parameter in parameters.items() if id(parameter) not in self.norm_parameters}
+        return names | STREAM_FUNCTIONS.keys() if self.config.placement.weights_formula else names
 
     def _apply_inside(
         self, name: str, value: Tensor, owner: nn.Module | None, shape: tuple[int, ...] = (-1,)

@@ -1,7 +1,9 @@
 """`normlab verify`: the catalogue passes every check, and a wrong entry fails one."""
 
 import dataclasses
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,7 +138,9 @@ def row(**parts: object) -> Row:
         ("x = N(x + F(N(x)))", ("in",), "more norms than the model"),
         ("x = x + 2 * F(N(x))", ("in",), "expected "),
         ("x = x + G(N(x))", ("in",), "unknown name 'G': choose one of A, "),
-        ("x = x + sum(F(N(x)))", ("in",), "unknown name 'sum'"),
+        ("x = x + sum(F(N(x)))", ("in",), "'sum' is a function of Python, which formulas lack on purpose"),
+        ("x = x + round(F(N(x)))", ("in",), "'round' is a function of Python"),
+        ("x = x + simoid(F(N(x)))", ("in",), "unknown name 'simoid' (did you mean 'sigmoid'?): choose one of A, "),
         ("x = x + F(N(y)); y = x", ("in",), "name 'y' is not defined"),
         ("L = F(N(x)); x = x + L", ("in",), "the name 'L' is a size of the model and a variable of the formula"),
         ("x = x + (F(N(x))", ("in",), "cannot be evaluated ("),
@@ -153,6 +157,24 @@ def test_a_formula_that_differs_from_the_model_fails(
     check = placements.formula_check(small_model("layernorm", "tried"), "subject")
     assert check.passed == (not result)
     assert result in check.result
+
+
+@pytest.mark.parametrize("name", ["G", "sum"])
+def test_the_names_in_a_message_are_those_that_the_documentation_explains(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normlab.placements import algebra, base
+
+    wrong = row(formula=f"x = x + F({name}(N(x)))", attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)))
+    monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
+    monkeypatch.setitem(base.PLACEMENTS, "tried", AlgebraPlacement(name="tried"))
+    result = placements.formula_check(small_model("layernorm", "tried"), "subject").result
+    listed = result.rpartition(" one of ")[2].split(", ")
+    assert {"A", "F", "L", "M", "N", "abs", "l", "max", "norm2", "x"} <= {*listed}
+    documented = re.findall(r"\w+", inspect.getsource(base.Placement))
+    assert {*listed} - {*documented, *algebra.AlgebraPlacement.__dataclass_fields__} == set()
+    assert {*listed} & {"name", "copies", "mix", "embedding_norm", "final_norm"} == set()
+    assert [each for each in listed if each.startswith("norm_")] == []
 
 
 @pytest.mark.exhaustive
@@ -199,7 +221,7 @@ def test_no_comparison_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("found", "result"),
     [
-        ([1.0, 2.0], "largest error 0.0e+00 of 1 comparisons, tolerance 1e-02"),
+        ([1.0, 2.0], "largest error 0.0e+00 of 1 comparison, tolerance 1e-02"),
         ([1.5, 2.25], "expected 1, found 1.5 for here (error 5.0e-01, tolerance 1e-02)"),
         ([1.0, math.nan], "expected 2, found nan for here (error inf, tolerance 1e-02)"),
         ([1.0], "expected shape [2], found [1], for here"),

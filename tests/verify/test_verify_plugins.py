@@ -223,3 +223,29 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
     assert code == 2
     assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; fix the file", line)
     assert "Traceback" not in err
+
+
+WRONG_FORMULA = """
+from normlab.placements.algebra import Row, SubLayer, register_row
+
+register_row(
+    Row(
+        name="wrong_formula", formula="x = x + sum(F(N(x)))", source="the test", init="gpt2", final_norm=True,
+        attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)),
+    )
+)
+"""
+
+
+def test_an_error_of_many_checks_is_printed_once(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG_FORMULA)
+    command = ["verify", f"plugins=[{tmp_path / 'wrong.py'}]"]
+    code, out, _ = run_command(*command)
+    formula = "computes x = x + sum(F(N(x)))  "
+    first, more = [line for line in out.splitlines() if formula in line]
+    assert (code, first.startswith("FAIL  placement wrong_formula: "), "on purpose" in first) == (1, True, True)
+    assert (out.count(first.partition(formula)[2]), "on purpose" in more) == (1, False)
+    failed = [each["claim"] for each in json.loads(run_command(*command, "--json")[1]) if not each["passed"]]
+    count = failed.count(formula.strip())
+    assert more.startswith(f"FAIL  {count - 1} more checks with the error of placement wrong_formula: ")
+    assert f"checks: {len(failed)} FAILED" in out

@@ -11,8 +11,11 @@ from tokenizers import Tokenizer, normalizers
 
 import normlab
 from normlab.config.compose import compose_run
+from normlab.data import tokenizers
 from normlab.data.tokenizers import train_bpe
 from normlab.errors import ConfigError
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
 from normlab.training.start import train
 from support.run_folders import Command
 
@@ -73,6 +76,36 @@ def test_share_of_the_text_that_a_tokenizer_changes(
     code, out, err = run_command("eval", str(folder.path), *data)
     assert ("50.00%" in out, "0.00%" in out) == (True, True)
     assert "compares models with different tokenizers only where changed is 0" in out
+
+
+@pytest.mark.parametrize("sampled", [1 << 16, 9])
+@pytest.mark.parametrize(("is_lowered", "share"), [(True, 4 / 9), (False, 0)])
+def test_a_corpus_has_the_share_that_its_tokenizer_changes(
+    sampled: int,
+    is_lowered: bool,
+    share: float,
+    overrides: list[str],
+    tmp_path: Path,
+    run_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The complete text, and a part of it, have four upper-case letters of nine."""
+    monkeypatch.setattr(tokenizers, "SAMPLED", sampled)
+    monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
+    definition = Tokenizer.from_str(train_bpe(["the cat sat on a mat"], 300).definition)
+    if is_lowered:
+        definition.normalizer = normalizers.Lowercase()
+    definition.save(path := str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("The CAT.\n" * 400)
+    command = ["train", *overrides, "data=files", f"data.path={tmp_path / 'text.txt'}", f"data.tokenizer={path}"]
+    code, _, err = run_command(*command, "data.val_fraction=0.1", "train.steps=1")
+    assert code == 0, err
+    warning = f"warning: data.tokenizer={path}: changes at least 44.44% of the characters"
+    assert err.count(warning) == int(is_lowered)
+    (run,) = (tmp_path / "results" / "runs").iterdir()
+    recorded = RunRecord.load(RunFolder(run)).corpus.changed_share
+    assert recorded == share
+    assert normlab.load(run).evaluate("The CAT.\n" * 400).changed_share == share
 
 
 def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:

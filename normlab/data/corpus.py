@@ -34,7 +34,15 @@ from normlab.data.documents import (
 from normlab.data.files import FilesText
 from normlab.data.hub import HubText
 from normlab.data.reference import ReferenceText
-from normlab.data.tokenizers import PIECE, Tokenizer, pieces, pretrained_tokenizer, token_dtype, tokenizer_sha256
+from normlab.data.tokenizers import (
+    PIECE,
+    RoundTrip,
+    Tokenizer,
+    pieces,
+    pretrained_tokenizer,
+    token_dtype,
+    tokenizer_sha256,
+)
 from normlab.errors import DataError, notify
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
@@ -64,8 +72,19 @@ class Corpus:
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     description: dict[str, Any]
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
-    their `tails`), the counts of what was `read`, and the `source` of a dataset of the hub."""
+    their `tails`), the counts of what was `read`, the `changed_share` of the text, at least, that the tokenizer changes
+    (of a sample; missing in older folders of the cache), and the `source` of a dataset of the hub."""
     folder: Path
+
+    def warnings(self) -> list[str]:
+        """Return a line about what the tokenizer changes, or no line."""
+        if not (share := self.description.get("changed_share", 0)):
+            return []
+        return [
+            f"data.tokenizer={self.tokenizer.name}: changes at least {max(share, 1e-4):.2%} of the characters of the "
+            "text (case, blanks, unknown ones), so the run's bits/byte cannot be compared with those of another "
+            "tokenizer; choose a tokenizer that keeps the text, such as bytes, to compare them"
+        ]
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""
@@ -163,7 +182,8 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
     if config.max_tokens is not None:
         num_val = round(config.max_tokens * sum(len(val) for _, val in split()) / sum(lengths))
         max_tokens = {"train": config.max_tokens - num_val, "val": num_val}
-    sizes = _write_tokens(folder, split(), tokenizer, max_tokens)
+    round_trip = RoundTrip()
+    sizes = _write_tokens(folder, split(), tokenizer, max_tokens, round_trip)
     for part in PARTS:
         if max_tokens is not None and max_tokens[part] == 0:
             raise DataError(f"data.max_tokens={config.max_tokens}: leaves no tokens for {part}; raise it")
@@ -186,21 +206,28 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
         "val_tokens": sizes["val"],
         "documents": len(lengths),
         "split": "documents" if held_out else "tails",
+        "changed_share": round_trip.changed_share,
     }
     return {"description": description, "tokenizer": tokenizer.state(), "files": hashes}
 
 
 def _write_tokens(
-    folder: Path, split_texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, max_tokens: dict[str, int] | None
+    folder: Path,
+    split_texts: Iterable[tuple[str, str]],
+    tokenizer: Tokenizer,
+    max_tokens: dict[str, int] | None,
+    round_trip: RoundTrip,
 ) -> dict[str, int]:
-    """Write the tokens of both parts; return their numbers."""
+    """Write the tokens of both parts, and add to their round trip; return the numbers of tokens."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end_of_document], dtype)
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with (folder / FILES["train"]).open("wb") as train, (folder / FILES["val"]).open("wb") as val:
         files = {"train": train, "val": val}
         for batch in _batches(split_texts):
-            encoded = tokenizer.encode_batch([text for _, text, _ in batch])
+            texts = [text for _, text, _ in batch]
+            encoded = tokenizer.encode_batch(texts)
+            round_trip.add(texts, encoded, tokenizer)
             for (part, _, is_last), tokens_T in zip(batch, encoded, strict=True):
                 content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
                 if max_tokens is not None:

@@ -107,6 +107,8 @@ class Corpus:
     vocab_size: Count
     read: TextRead
     baselines: Baselines
+    changed_share: float | None = None
+    """Share of the characters of the text, at least, that the tokenizer changes; None in older records."""
 
     def references(self, initial_loss: float | None = None) -> References:
         """Return the reference losses of a run, given its validation loss before the first update."""

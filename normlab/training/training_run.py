@@ -285,7 +285,7 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": run_identity,
         "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
-        "warnings": config.warnings(),
+        "warnings": [*config.warnings(), *corpus.warnings()],
         "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
         "placement": {"name": config.placement.name},
         "versions": {

@@ -61,6 +61,7 @@ def verify(
     from normlab.model.init import notify_of_depth
     from normlab.report.tables import render
     from normlab.store.query import select_runs
+    from normlab.verify.check import Check
     from normlab.verify.runs import load_runs, verify_folder, verify_runs
     from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
@@ -91,17 +92,24 @@ def verify(
             warn(warning)
     else:
         checks = checks_of_catalogue(norm_presets())
-    results, subjects = [], defaultdict[tuple[str, str], list[str]](list)
+    results: list[Check] = []
+    failures = defaultdict[tuple[str, str], list[str]](list)
+    """The subjects of the checks that fail with the same claim and message: a wrong formula fails all of its checks."""
     for check in checks:
         results.append(check)
-        # A wrong formula fails all of its checks with one message.
-        repeated = subjects[check.claim, check.result] if not check.passed else []
-        repeated.append(check.subject)
-        if not json and len(repeated) == 1:
+        is_new = True
+        if not check.passed:
+            subjects = failures[check.claim, check.result]
+            subjects.append(check.subject)
+            is_new = len(subjects) == 1
+        if is_new and not json:
             echo(str(check))
-    for (claim, _), (first, *others) in subjects.items() if not json else ():
-        if others:
-            more = name_some([*dict.fromkeys(others)])
-            echo(f"FAIL  {counted(len(others), 'more check')} with the error of {first}: {claim}  (of {more})")
-    echo(render([asdict(check) for check in results], "json") if json else verdict(results), keep="\n")
+    if json:
+        echo(render([asdict(check) for check in results], "json"), keep="\n")
+    else:
+        for (claim, _), (first, *others) in failures.items():
+            if others:
+                more = name_some([*dict.fromkeys(others)])
+                echo(f"FAIL  {counted(len(others), 'more check')} with the error of {first}: {claim}  (of {more})")
+        echo(verdict(results), keep="\n")
     return int(not all(check.passed for check in results)) or (2 if problems else 0)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from normlab.config.optim import AdamW, GroupOptions, Hyperball, Muon, NorMuon, Orthogonal, ParameterGroups
 from normlab.model.stack import Stack
 from normlab.training.optim import Optimizer, coefficients_of, families, hyperparameters_at
-from normlab.training.updates import orthogonalise
+from normlab.training.updates import orthogonalise, scale_by_power_of_two
 
 STEPS = 50
 SHAPES = {
@@ -210,6 +211,13 @@ def test_small_matrices_are_those_of_the_dtype(dtype: torch.dtype, factor: float
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
     assert not orthogonalise(torch.zeros_like(small), 5).any()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_matrix_is_scaled_by_the_power_of_two_of_its_largest_element(sign: float) -> None:
+    matrix = 37 * sign * drawn(0)["up"].abs()[None]  # all elements have one sign
+    _, exponent = math.frexp(max(map(abs, matrix.flatten().tolist())))
+    assert torch.equal(scale_by_power_of_two(matrix), matrix * 2.0**-exponent)
 
 
 @with_options

@@ -58,7 +58,8 @@ MOMENTUM = "torch.addcmul(group.grads, velocity, momentum)"
 LION = "stacked_lion(options, StackedGroup(params, grads, [mean], decayed, coefficients, group.alive, group.names, []))"
 COPY = "torch._foreach_copy_(state, [piece.view_as(tensor) for piece, tensor in zip(pieces, state, strict=True)])"
 TALL = "is_tall = x_NM.shape[-2] > x_NM.shape[-1]"
-HALF = "x = (x.bfloat16() if x.is_cuda else x).flatten(0, -3)"
+HALF = "x = _unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))"
+POWER = "largest = x_NM.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x_NM.dtype).smallest_normal)"
 NUMBERS = (
     "lr, decay_factor, momentum, row_weight = (number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else "
     "number for number in (group.lr, group.decay_factor, group.momentum, group.row_weight))"
@@ -101,6 +102,11 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
     *((ON_GPU, HALF, "(x.bfloat16() if x.is_cuda else x)", text) for text in ("x", "(x if x.is_cuda else x)")),
     (ON_GPU, "return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
+    ("a scaled matrix is scaled by 1", "x = scale_by_power_of_two(x)", "(x)", "(scale_by_power_of_two(x))"),
+    ("a unit matrix has the norm 1", HALF, "_unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))",
+     "_unit(_unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3)))"),
+    ("only a zero matrix has no larger element", POWER, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
+     " + torch.finfo(x_NM.dtype).smallest_normal"),
     (ZERO, UNIT, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)", ""),
     (ZERO, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
      "(norm + torch.finfo(x_NM.dtype).smallest_normal)"),

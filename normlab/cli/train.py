@@ -69,11 +69,13 @@ def train_one(config: RunConfig) -> int:
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
     from normlab.tracking.background import wait_for_followers
+    from normlab.training.signals import interruptible_start
     from normlab.training.start import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
-        outcome = train(config, ends_process=True)
+        with interruptible_start():
+            outcome = train(config, ends_process=True)
         record = RunRecord.load(outcome.folder)
         if outcome.already_ended:
             name = record.outcome or outcome.state

@@ -1,16 +1,19 @@
 """Stop after the current step at the first SIGINT, SIGTERM or SIGHUP, and at once at the second SIGINT or SIGTERM.
 
 A terminal that closes may send SIGHUP twice, so a SIGHUP after another signal is ignored. nohup lets
-its command ignore SIGHUP, which then stays ignored.
+its command ignore SIGHUP, which then stays ignored. Before the first step, a signal ends the process with a message.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from normlab.errors import notify
 from normlab.processes import STOP_SIGNALS
 
 
@@ -35,7 +38,10 @@ class StopRequest:
         """Install the handlers in the main thread, which receives all signals; else do nothing."""
         if threading.current_thread() is threading.main_thread():
             handled = [number for number in STOP_SIGNALS if not _is_ignored_hangup(number)]
-            self._old_handlers = {number: signal.signal(number, self._handle) for number in handled}
+            for number in handled:
+                handler = signal.signal(number, self._handle)
+                # The run has steps now, so a later signal must not print that it has none.
+                self._old_handlers[number] = _default_handler(number) if handler is _end_before_start else handler
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -58,6 +64,36 @@ class StopRequest:
         for each, handler in self._old_handlers.items() if not self._ends_process else ():
             is_ignored = self._only_first or each == signal.SIGHUP
             signal.signal(each, signal.SIG_IGN if is_ignored else handler)
+
+
+@contextmanager
+def interruptible_start() -> Iterator[None]:
+    """Print a line at a stop signal that comes before a `StopRequest` handles it; then the process ends as without.
+
+    A signal that the process ignores stays ignored.
+    """
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = signal.signal(number, _end_before_start)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end_before_start(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError, RuntimeError, ValueError):  # the terminal is gone, or another line is being printed
+        notify("interrupted before the first step: the same command starts the run")
+    signal.signal(number, _default_handler(number))
+    signal.raise_signal(number)
+
+
+def _default_handler(number: int) -> Any:
+    """Return Python's own handler: of SIGINT the one that raises KeyboardInterrupt, which deletes temporary files."""
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 
 
 def _is_ignored_hangup(number: int) -> bool:

@@ -104,6 +104,40 @@ main()
 """A training script with a minute in step 6, which says when it has handled a signal."""
 
 
+SLOW_START = """
+import sys, time
+from normlab.cli import main
+from normlab.training import start
+
+def open_corpus(data):
+    print("opening", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+start.open_corpus = open_corpus
+main()
+"""
+"""A training script with a minute before its first step."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)]
+)
+def test_a_signal_before_the_first_step_is_reported(number: int, code: int, tmp_path: Path) -> None:
+    with in_a_process("-c", SLOW_START, "train", *OVERRIDES, f"results_dir={tmp_path / 'results'}") as process:
+        try:
+            assert process.stderr is not None
+            while "opening" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(number)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    message = "normlab: interrupted before the first step: the same command starts the run\n"
+    assert (process.returncode, err) == (code, message)
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
 def test_second_signal_stops_at_once(numbers: tuple[int, ...], train: Train, reference: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from normlab.analysis.settings import format_setting
 from normlab.errors import StoreError
-from normlab.store.format import DAMAGED, PLAN_FILE
+from normlab.store.format import DAMAGED, KILLED, PLAN_FILE
 from normlab.store.plans import Plan, PlannedRun, read_plan, run_of, study_of
 from normlab.store.query import NOT_STARTED, Folder, is_run, sweep_folders
 from normlab.store.record import as_setting
@@ -52,7 +52,10 @@ def _row(folder: Path) -> dict[str, Any]:
         except StoreError:
             states[DAMAGED] += 1
             continue
-        states[status.outcome or state] += 1
+        result = status.outcome or state
+        if state == KILLED and run.has_lost_status():  # as in RunRecord.load, which all other readers use
+            result = DAMAGED
+        states[result] += 1
         changed = max(changed, status.updated or 0)
     texts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return row | {

@@ -134,7 +134,10 @@ class ProgressDisplay:
         return sum(self._done[index] * cost for index, cost in enumerate(costs)) / sum(costs)
 
     def _summary(self, work: float) -> str:
-        parts = [f"{sum(fraction == 1 for fraction in self._done.values())} completed", f"{work:.0%} of the work done"]
+        completed = sum(fraction == 1 for fraction in self._done.values())
+        # A run whose status.json is lost is not completed, though its rows end at its last step.
+        percent = round(100 * work) if completed == len(self._done) else min(99, round(100 * work))
+        parts = [f"{completed} completed", f"{percent}% of the work done"]
         if self._failed:
             parts.append(f"{counted(len(self._failed), 'pack')} failed")
         if (gained := work - self._work_before) > 0:

@@ -13,7 +13,8 @@ from normlab.options import plain_tree
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import progress
-from normlab.sweeps.files import MEMORY, PackOutcome, log_of
+from normlab.sweeps.files import MEMORY, PackOutcome, log_of, write_plan
+from normlab.sweeps.overview import sweep_rows
 from normlab.sweeps.progress import ProgressDisplay, result_lines
 
 TRAIN = {"kind": "train", "loss": 1.0, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
@@ -67,6 +68,17 @@ def test_lines(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], mon
     display.pack_ended(plan.packs[1], PackOutcome(2, MEMORY, "no memory"), halves)
     line = "normlab: pack 2 seed=1 and 2 more: out of memory: no memory; split into packs 5 and 6\n"
     assert capsys.readouterr().err == line
+
+
+def test_a_run_without_its_status_is_not_done(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in plan.runs:
+        write(folder, run, "finished", 500)
+    (run_of(folder, plan.runs[3]).path / "status.json").unlink()
+    ProgressDisplay(folder).start(plan, 1, {})
+    assert capsys.readouterr().err == "normlab: 6 runs: 5 completed, 99% of the work done\n"
+    folder.mkdir(parents=True)
+    write_plan(folder, plan)
+    assert sweep_rows(folder.parent.parent)[0]["states"] == "1 damaged, 5 finished"
 
 
 def test_result(folder: Path, plan: Plan) -> None:

@@ -111,7 +111,7 @@ def test_the_list_of_an_option_is_told_to_a_run() -> None:
         ("seed=range(1,2,0)", "the step of a range must not be 0; set another step"),
         ("seed=shuffle(range(1,2,0))", "the step of a range must not be 0; set another step"),
         ("optim.lr=range(0.1,1,0.0)", "the step of a range must not be 0; set another step"),
-        ("norm=range(2)", "a range has numbers; write names, as in norm=a,b"),
+        ("norm=range(2)", "takes names and no range of numbers; write them as in norm=a,b"),
     ],
 )
 def test_a_range_that_names_no_values(typed: str, message: str) -> None:
@@ -175,8 +175,8 @@ def test_the_nearest_option_is_one_that_the_chosen_class_has(typed: list[str], n
             "belongs to data=files; set data=files, or choose an option of the chosen data: max_tokens",
         ),
         ("data.column=a", "belongs to data=hub; set data=hub, or "),
-        ("norm=none norm.momentum=0.2", "belongs to another norm; set norm to one of batchnorm, .*, or leave it out$"),
-        ("optim.ns_steps=5", "belongs to another optim; set optim to one of hyperball, muon, normuon, or choose an "),
+        ("norm=none norm.momentum=0.2", "is an option of norm=batchnorm, .*; set one of these, or leave it out$"),
+        ("optim.ns_steps=5", "is an option of optim=hyperball, muon, normuon; set one of these, or choose an "),
         ("placement.iterations=3", "belongs to placement=mhc; set placement=mhc, or "),
     ],
 )

@@ -76,7 +76,7 @@ def factors_of(
 
 
 def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the options in which runs differ, arm and `MAIN_OPTIONS` first; no learning rate or seeds.
+    """Return the options in which runs differ, arm and `MAIN_OPTIONS` first; without learning rate and seeds.
 
     An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
     the model width, or a placement that follows from the arm. The arm is left out if a run has two.

@@ -51,7 +51,7 @@ class CellsTable:
     def warnings(self) -> list[str]:
         """All warnings; equal warnings of several cells are one line that names the cells.
 
-        The warning of a cell follows the names of one cell or of several, so it has no verb whose subject is the cell.
+        A warning is printed after one or more names of cells, so it must read well after both.
         """
         cells_of: dict[str, list[str]] = {}
         for cell in self.cells:
@@ -82,8 +82,8 @@ def summarize_by(
         options: Of `build_table`.
 
     Raises:
-        ConfigError: An option of `by`, a condition or the baseline is unknown. Or a run has two arms, and there is no
-            `by`.
+        ConfigError: An option of `by`, a condition or the baseline is unknown. Or `by` is None
+            and a run has two arms.
         StoreError: There is no run with a readable record.
     """
     selection = path if isinstance(path, Selection) else select_runs(path, results_dir)

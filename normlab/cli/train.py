@@ -58,9 +58,9 @@ def train(
     from normlab.training.machine import check_run
 
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    warn_of_replaced(texts)  # before errors, which it may explain
     config = compose_run(texts, configs)
     check_run(config)
-    warn_of_replaced(texts)
     return train_one(config)
 
 
@@ -130,10 +130,9 @@ def sweep(
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
         raise ConfigError("sweep: varies no option; give one several values, such as norm=rmsnorm,layernorm seed=0,1")
+    warn_of_replaced(texts)  # before errors, which it may explain
     code = 0
-    for number, (options, planned) in enumerate(planned_sweeps(texts, configs, show_progress, extend=extend)):
-        if not number:
-            warn_of_replaced(texts)
+    for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
         print_plan(planned, options, with_packs=dry_run)
         if dry_run:
             return 0

@@ -83,8 +83,8 @@ def verify(
             warn(f"{problem}; the run is not verified")
         checks = verify_runs(runs)
     elif texts or configs != UserConfigs():
+        warn_of_replaced(texts)  # before errors, which it may explain
         config = compose_run(texts, configs)
-        warn_of_replaced(texts)
         notify_of_depth(config.model.depth)
         # A primary config chooses a run, as +experiment=mine does.
         checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])

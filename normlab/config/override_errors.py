@@ -106,7 +106,7 @@ def check_key(override: Override) -> None:
         )
     if key in GROUPS:
         if isinstance(value, RangeSweep):
-            raise ConfigError(f"{text}: a range has numbers; write names, as in {key}=a,b")
+            raise ConfigError(f"{text}: takes names and no range of numbers; write them as in {key}=a,b")
         for each in value.list if isinstance(value, ChoiceSweep) else [value]:
             _check_choice(str(text), key, each)
         if override.is_add() or override.is_force_add():
@@ -364,7 +364,7 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
         if len(owners) == 1:
             return ConfigError(f"{typed}: belongs to {section}={owners[0]}; set {section}={owners[0]}, or {action}")
         choices = ", ".join(owners)
-        return ConfigError(f"{typed}: belongs to another {section}; set {section} to one of {choices}, or {action}")
+        return ConfigError(f"{typed}: is an option of {section}={choices}; set one of these, or {action}")
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
     # The chosen class lacks the section's other options, so they are no hint.
     elsewhere = [option for option in known if not _is_in(option, section)]

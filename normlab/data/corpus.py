@@ -72,17 +72,21 @@ class Corpus:
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     description: dict[str, Any]
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
-    their `tails`), the counts of what was `read`, the `changed_share` of the text, at least, that the tokenizer changes
-    (of a sample; missing in older folders of the cache), and the `source` of a dataset of the hub."""
+    their `tails`), the counts of what was `read`, the `changed_share` of the characters of a sample of the text that
+    the tokenizer changes (missing in older folders of the cache), and the `source` of a dataset of the hub."""
     folder: Path
 
     def warnings(self) -> list[str]:
         """Return a line about what the tokenizer changes, or no line."""
-        if not (share := self.description.get("changed_share", 0)):
+        share = self.description.get("changed_share", 0)
+        if share == 0:
             return []
+        percent = f"{share:.2%}"
+        if share < 1e-4:
+            percent = "less than 0.01%"
         return [
-            f"data.tokenizer={self.tokenizer.name}: changes at least {max(share, 1e-4):.2%} of the characters of the "
-            "text (case, blanks, unknown ones), so the run's bits/byte cannot be compared with those of another "
+            f"data.tokenizer={self.tokenizer.name}: changes {percent} of the characters of a sample of the text "
+            "(case, blanks, unknown ones), so the run's bits/byte cannot be compared with those of another "
             "tokenizer; choose a tokenizer that keeps the text, such as bytes, to compare them"
         ]
 

@@ -348,7 +348,7 @@ class RoundTrip:
     changed: int = 0
 
     def add(self, texts: Sequence[str], tokens: Sequence[np.ndarray], tokenizer: Tokenizer) -> None:
-        """Decode the first of some encoded texts, `SAMPLED` characters in total; of a longer text its beginning."""
+        """Decode the first encoded texts, up to `SAMPLED` characters; if the first is longer, only its beginning."""
         remaining = SAMPLED
         for index, (text, tokens_T) in enumerate(zip(texts, tokens, strict=True)):
             if len(text) > remaining:
@@ -361,7 +361,7 @@ class RoundTrip:
 
     @property
     def changed_share(self) -> float:
-        """Share of the characters, at least, that the tokenizer changes, from 0 to 1."""
+        """Share of the characters of the sample that the tokenizer changes, from 0 to 1."""
         return self.changed / max(1, self.characters)
 
 

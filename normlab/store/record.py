@@ -108,7 +108,7 @@ class Corpus:
     read: TextRead
     baselines: Baselines
     changed_share: float | None = None
-    """Share of the characters of the text, at least, that the tokenizer changes; None in older records."""
+    """Share of the characters of a sample of the text that the tokenizer changes; None in older records."""
 
     def references(self, initial_loss: float | None = None) -> References:
         """Return the reference losses of a run, given its validation loss before the first update."""

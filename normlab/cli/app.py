@@ -88,7 +88,7 @@ def warn_of_replaced(overrides: Sequence[str]) -> None:
 
     This is no error, because a script may append the user's arguments to its own overrides, as scripts/demo does.
     """
-    from normlab.config.compose import replaced_overrides
+    from normlab.config.replaced import replaced_overrides
 
     for text, last in replaced_overrides(overrides):
         warn(f"{text}: has no effect, because {last} comes later; leave {text} out")

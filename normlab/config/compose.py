@@ -115,17 +115,6 @@ def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> l
     return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
 
 
-def replaced_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each override that a later one of the same option replaces, and the last one of that option."""
-    typed: dict[str, list[str]] = {}
-    for text in overrides:
-        if text.startswith(arms.PREFIX):
-            continue  # two lists of arms are an error
-        typed.setdefault(text.lstrip("+").partition("=")[0], []).append(text)
-    for *earlier, last in typed.values():
-        yield from ((text, last) for text in dict.fromkeys(earlier) if text != last)
-
-
 def no_more(varied: list[str]) -> list[tuple[()]]:
     return [()]
 

@@ -218,7 +218,8 @@ def test_a_signal_ends_a_run_at_once_while_its_model_is_built(
 
 @pytest.mark.process
 def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command: Command) -> None:
-    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path}", "train.steps=1000000"]
+    others = [each for each in OVERRIDES if not each.startswith("train.steps=")]
+    arguments = ["train", *others, f"results_dir={tmp_path}", "train.steps=1000000"]
     with in_a_process("-m", "normlab", *arguments) as process:
         try:
             deadline = time.monotonic() + 300

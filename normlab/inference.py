@@ -106,14 +106,7 @@ def continue_prompt(
 ) -> str:
     """Return the prompt and its continuation by a model.
 
-    Args:
-        model: The model, in evaluation mode.
-        tokenizer: The tokenizer of the text on which the model was trained.
-        device: The device of the model.
-        prompt: The start of a document, which is continued.
-        tokens: The number of tokens to add.
-        temperature: Divides the logits; 0 selects the most likely token each time.
-        seed: The seed of the random draws.
+    The model is in evaluation mode; `LoadedRun.sample` explains the numbers.
 
     Raises:
         ConfigError: An argument is out of range.

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,18 +58,25 @@ def collected_signals() -> Iterator[list[int]]:
     """
     received: list[int] = []
 
-    def collect(number: int, frame: object) -> None:
+    def collect(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP or not received:
             received.append(number)
 
+    with handled_stop_signals(collect):
+        yield received
+
+
+@contextlib.contextmanager
+def handled_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` at the stop signals that the process does not ignore, during a `with` block in the main thread."""
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
             # A shell lets its background jobs ignore SIGINT, and nohup lets its command ignore SIGHUP.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                handlers[number] = signal.signal(number, collect)
+                handlers[number] = signal.signal(number, handler)
     try:
-        yield received
+        yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number, previous in handlers.items():
+            signal.signal(number, previous)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from normlab.errors import notify
-from normlab.processes import STOP_SIGNALS
+from normlab.processes import STOP_SIGNALS, handled_stop_signals
 
 
 class StopRequest:
@@ -72,16 +72,8 @@ def interruptible_start() -> Iterator[None]:
 
     A signal that the process ignores stays ignored.
     """
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                handlers[number] = signal.signal(number, _end_before_start)
-    try:
+    with handled_stop_signals(_end_before_start):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _end_before_start(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normlab.analysis.comparability import differences, intact_runs
+from normlab.analysis.comparability import SIZE_OPTIONS, differences, intact_runs
 from normlab.analysis.settings import (
     ARM,
     LR,
@@ -76,17 +76,21 @@ def factors_of(
 
 
 def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the options in which runs differ, arm and `MAIN_OPTIONS` first; without learning rate and seeds.
+    """Return the options in which runs differ, without learning rate and seeds.
 
-    An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
-    the model width, or a placement that follows from the arm. The arm is left out if a run has two.
+    The arm, `MAIN_OPTIONS` and `SIZE_OPTIONS` come first: other options, such as the warm-up, follow from them. An
+    option that separates no more runs than the options before it is left out, such as an MLP width that follows from
+    the model width, or a placement that follows from the arm. The arm is left out if a run has two, or none: it would
+    then separate runs of two sweeps with equal settings.
     """
-    has_arms = len({run.arm for run in runs}) > 1 and not arm_conflict(runs)
+    arms = {run.arm for run in runs}
+    has_arms = len(arms) > 1 and all(arms) and not arm_conflict(runs)
     first = (ARM, *MAIN_OPTIONS) if has_arms else MAIN_OPTIONS
     options = [option for option in differing_settings(map(settings_of, runs)) if is_config_option(option)]
+    sizes = [option for option in SIZE_OPTIONS if option in options]
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
-    for option in dict.fromkeys([*first, *options]):
+    for option in dict.fromkeys([*first, *sizes, *options]):
         values = [setting(run, option) for run in runs]
         longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
         is_main = option in MAIN_OPTIONS and not has_arms

@@ -184,7 +184,7 @@ def _test(
         # A resumed study reads each look as it was, though the runs of later ones may be there.
         evidence = read_evidence(attempt)
         results, claims = evidence.results, open_claims(attempt, evidence, block)
-        echo(f"seeds up to {block.stop - 1}: {len(claims)} claims and controls may be decided by more seeds")
+        echo(f"seeds up to {block.stop - 1}: claims and controls that more seeds may decide: {len(claims)}")
         if not claims:
             break
     if not dry_run:

@@ -122,7 +122,10 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
     if outcome == REGRESSED and best is not None:
         reason = "worse than the untrained model" if level == 3 else "it lost what it had learned"
         return f"up from a best of {best:.4f}: {reason}"
-    name, baseline = ("unigram", references.unigram) if level else ("bigram", references.bigram)
+    # On little text the bigram model is worse than the unigram model, so that being below it says nothing.
+    name, baseline = "unigram", references.unigram
+    if level == 0 and references.bigram < references.unigram:
+        name, baseline = "bigram", references.bigram
     text = f"{abs(final - baseline):.4f} {'below' if final < baseline else 'above'} {name} {baseline:.4f}"
     if level and outcome == STUCK:
         return f"{text}: no better than a model that knows only how often tokens occur"

@@ -148,7 +148,8 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise StoreError(f"run {query!r} could be {_list(matches, names)}; give more of the id")
+        advice = "give the id" if query in names.values() else "give more of the id"
+        raise StoreError(f"run {query!r} could be {_list(matches, names)}; {advice}")
     sweeps = [folder.name for folder in sweep_folders(results_dir)] if or_sweep else []
     kind = "run or sweep" if sweeps else "run"
     if not names:

@@ -118,8 +118,8 @@ def make_plan(
         old = [run.planned for run in runs if not extend or run.planned.run_id in ids]
         if extend and len(old) < len(ids):
             raise ConfigError(
-                f"sweep {name}: {len(ids) - len(old)} of its {len(ids)} runs are not in these overrides; give the old "
-                "values too, beside the new ones, or choose another sweep.name"
+                f"sweep {name}: these overrides leave out {len(ids) - len(old)} of its {counted(len(ids), 'run')}; give"
+                " the old values too, beside the new ones, or choose another sweep.name"
             )
         plan = reconcile(stored, replace(plan, runs=old), folder)
         if added:

@@ -201,6 +201,18 @@ def test_sweeps_without_arms(write: Callable[..., str], run_command: Command, tm
     assert "Best: " not in out
 
 
+def test_arms_beside_a_sweep_without_arms(write: Callable[..., str]) -> None:
+    """Equal settings are one cell: the name of an arm, which half of the runs lack, would separate them."""
+    placements = {"a": {"placement": "pre"}, "b": {"placement": "peri"}}
+    arms = arms_of("arm=[a: placement=pre, b: placement=peri]")
+    assert summarize_by([write("F", placements, arms)]).by == ["arm"]
+    long = {arm: options | {"steps": 20} for arm, options in placements.items()}
+    table = summarize_by([write("F2", placements, arms), write("H", long)], against="placement=pre")
+    assert table.by == ["placement", "train.steps"]
+    tested = [cell.key[0] for cell in table.cells if cell.comparison and cell.comparison.p_holm is not None]
+    assert tested == ["peri", "peri"]
+
+
 def test_a_mixture_that_all_cells_share_is_compared(write: Callable[..., str]) -> None:
     """A cell is then a mean over both widths; cells with different mixtures are not compared."""
     wide = {name: {**options, **WIDE} for name, options in {"a": PRE, "b": PERI}.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from normlab.store.outcome import OUTCOMES, References, final_losses, outcome
+from normlab.store.outcome import OUTCOMES, References, explain_loss, final_losses, outcome
 from normlab.store.status import Status, StepNumbers
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
@@ -110,3 +110,11 @@ def test_every_other_last_status_has_its_outcome() -> None:
     _, result = completed(math.nan, 2.0, math.nan)
     assert result.diverged is not None
     assert (result.state, result.diverged.reason) == ("diverged", "its final validation loss is nan")
+
+
+@pytest.mark.parametrize(
+    ("bigram", "text"), [(2.5, "0.5000 below bigram 2.5000"), (3.5, "1.2000 below unigram 3.2000")]
+)
+def test_a_loss_is_compared_with_the_better_baseline(bigram: float, text: str) -> None:
+    """A bigram model of little text is worse than the unigram model."""
+    assert explain_loss("finished", 2.0, 2.0, References(5.5, 3.2, bigram)) == text

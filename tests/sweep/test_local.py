@@ -318,7 +318,7 @@ def test_a_sweep_is_extended(fake_sweep: FakeSweeps) -> None:
     assert (list(result.failed), result.code) == ([2], 1)
     assert fake_sweep("seed=range(5)", "sweep.pack=2")[0].plan.packs == plan.packs
     assert fake_sweep("seed=range(5)", "sweep.pack=2", extend=True)[0].plan == plan
-    with pytest.raises(ConfigError, match="sweep x: 4 of its 5 runs are not in these overrides; give the old"):
+    with pytest.raises(ConfigError, match="sweep x: these overrides leave out 4 of its 5 runs; give the old"):
         fake_sweep("seed=0,7", "sweep.pack=2", extend=True)
     with pytest.raises(ConfigError, match="--extend: there is no sweep y"):
         fake_sweep("seed=0", "sweep.name=y", extend=True)

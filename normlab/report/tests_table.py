@@ -81,10 +81,12 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             *differences,
         ]
     if test == "anytime":
+        # Cells with several learning rates have neither an estimate nor p.
+        p_value = [f"p: likewise; {corrected}"] if tests else []
         return [
             f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number "
             "of seeds (a confidence sequence), so that seeds may be added until it is decided",
-            f"p: likewise; {corrected}",
+            *p_value,
             baseline,
             *differences,
         ]

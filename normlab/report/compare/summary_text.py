@@ -133,7 +133,7 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
         table.append((cell.label, estimate_text(of_s), estimate_text(of_highest) + gaps))
         texts.append(f"{cell.label} {number_text(of_s)}, {number_text(of_highest)}{gaps}")
     text = f"S in nats/token, and the highest learning rate within {NEAR} nats/token of the lowest loss"
-    source = "`normlab summarize --test sensitivity` and `--test range` compare them."
+    source = "The tests `sensitivity` and `range` of `normlab summarize` compare them."
     yield Fact(f"{text}: {'; '.join(texts)}. {source}", "learning rates", text=f"{text}. {source}", table=table)
 
 

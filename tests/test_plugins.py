@@ -260,7 +260,7 @@ def test_verify_names_the_parameters_without_initial_values(run_command: Command
 def test_verify_names_the_group_of_each_parameter(tmp_path: Path) -> None:
     norm = compose_run([learned(tmp_path, "grouped", ""), "norm=grouped"]).norm
     line = str(groups_of_norm(norm, "norm grouped", 16))
-    assert line == "ok    norm grouped: groups of the optimiser:  gain: gains, shift: scalars"
+    assert line == "ok    norm grouped: groups of the optimiser:  gain: gains.input, shift: scalars"
 
 
 @pytest.mark.parametrize(

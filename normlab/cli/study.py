@@ -93,7 +93,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
         echo(f"grid {grid.name}: {counted(len(configs), 'run')}, {tokens:,} tokens, for the choosing seeds")
-        echo(f"  {grid.command}{shlex.join(['', *plugins])}")
+        echo("  " + " ".join([grid.command, *map(shlex.quote, plugins)]))
     echo(f"criterion {study.criterion_hash()}")
 
 
@@ -179,7 +179,7 @@ def _test(
                 return code
             write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
         if not is_completed:
-            echo(f"then more seeds, at most up to {attempt.blocks[-1].stop - 1}, until every claim is decided")
+            echo(f"then more seeds, up to seed {attempt.blocks[-1].stop - 1} at most, until every claim is decided")
             return 0
         # A resumed study reads each look as it was, though the runs of later ones may be there.
         evidence = read_evidence(attempt)

@@ -63,7 +63,8 @@ class Placement:
     L2 norm over the channels). The placement's options are known by their names. Any other name is a stream, a
     temporary variable, or a learned parameter of the wiring: its dotted name with `_` for `.`, or, in a formula with F,
     its name in the module of that sub-layer. `verify` rejects unknown names, and names with two
-    meanings. Python's functions are unknown on purpose: `sum(x)` would add over the batch, not over the channels."""
+    meanings. Python's functions and torch's methods are unknown on purpose: `sum(x)` and `x.sum()` would add over the
+    batch, not over the channels. Only the shape may be used: `.mT`, `.flatten`, `.unflatten`."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
@@ -275,7 +276,7 @@ _TRINITY = (
     "model.qk_norm=head model.attn_gate=channel"
 )
 OTHER_NAMES = {
-    "prores": "placement=pre placement.branch_warmup=4000 (1000 times model.depth, which is 4 by default), or post, "
+    "prores": "placement=pre model.depth=4 placement.branch_warmup=4000 (1000 times model.depth), or post, "
     "deepnorm, peri or lns in place of pre",
     "gemma2": f"norm=rmsnorm_gemma {_GEMMA} model.attn_softcap=50 model.logit_softcap=30 ({_NOT_GEMMA})",
     "gemma3": f"norm=rmsnorm_gemma {_GEMMA} model.qk_norm=head ({_NOT_GEMMA})",

@@ -62,6 +62,10 @@ STREAM_FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Further functions, of placements with several streams (`Placement.weights_formula`) or with stored states."""
 
 
+SHAPE_METHODS = ("mT", "flatten", "unflatten")
+"""What a formula may use of a tensor: its shape. Other methods would add over the batch in silence, as sum does."""
+
+
 class FormulaMismatch(Exception):
     """The formula and the model do not have the same parts; the message names the difference."""
 
@@ -152,7 +156,7 @@ class ReferenceModel:
         """Return the values of the names that a formula may use; Python's own functions are not among them.
 
         Raises:
-            FormulaMismatch: A name of the formula is unknown, or has two meanings.
+            FormulaMismatch: A name of the formula is unknown, or has two meanings; or it uses a method of a tensor.
         """
         kinds: dict[str, Mapping[str, Any]] = {
             "a function": FUNCTIONS | STREAM_FUNCTIONS,
@@ -161,6 +165,13 @@ class ReferenceModel:
             "a name of the block": block,
             "a learned parameter": parameters,
         }
+        for node in ast.walk(_parsed(formula)):
+            if isinstance(node, ast.Attribute) and node.attr not in SHAPE_METHODS:
+                functions = ", ".join(sorted(FUNCTIONS))
+                raise FormulaMismatch(
+                    f"{formula!r}: .{node.attr} is a method of torch, which formulas lack on purpose (x.sum() would "
+                    f"add over the batch); use one of the functions {functions}, or .{', .'.join(SHAPE_METHODS)}"
+                )
         nodes = [node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)]
         assigned = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
         for name in dict.fromkeys(node.id for node in nodes):

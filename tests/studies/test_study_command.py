@@ -246,7 +246,7 @@ def test_a_dry_run_prints_the_first_block_and_leaves_nothing(run_command, tmp_pa
         assert (code, err) == (0, "")
         assert "runs    24" in out
         assert "tokens  17,664 to train on" in out
-        assert out.endswith(f"then more seeds, at most up to {seeds}, until every claim is decided\n")
+        assert out.endswith(f"then more seeds, up to seed {seeds} at most, until every claim is decided\n")
     assert not (tmp_path / "results").exists()
 
 

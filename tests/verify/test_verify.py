@@ -139,6 +139,8 @@ def row(**parts: object) -> Row:
         ("x = x + 2 * F(N(x))", ("in",), "expected "),
         ("x = x + G(N(x))", ("in",), "unknown name 'G': choose one of A, "),
         ("x = x + sum(F(N(x)))", ("in",), "'sum' is a function of Python, which formulas lack on purpose"),
+        ("x = x + F(N(x)).sum()", ("in",), ".sum is a method of torch, which formulas lack on purpose"),
+        ("x = x + F(N(x)).mT.mT", ("in",), ""),
         ("x = x + round(F(N(x)))", ("in",), "'round' is a function of Python"),
         ("x = x + simoid(F(N(x)))", ("in",), "unknown name 'simoid' (did you mean 'sigmoid'?): choose one of A, "),
         ("x = x + F(N(y)); y = x", ("in",), "name 'y' is not defined"),

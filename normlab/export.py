@@ -5,7 +5,6 @@ The folder has the weights (model.safetensors), config.json, the tokenizer and a
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from normlab.hf.tokenizer import end_token, tokenizer_json
 from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.store.files import io_error
+from normlab.store.hidden import new_folder
 from normlab.store.outcome import format_loss
 from normlab.version import __version__
 
@@ -59,18 +59,13 @@ def write_folder(
     definition = tokenizer_json(tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-            new = Path(made) / "model"
-            new.mkdir()
+        with new_folder(folder) as new:
             save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
             _write_json(new / "config.json", options | native.write_options(config))
             (new / "tokenizer.json").write_text(definition, encoding="utf-8")
             _write_json(new / "tokenizer_config.json", _tokenizer_options(tokenizer, config))
             (new / "README.md").write_text(card, encoding="utf-8")
             shutil.copymode(new / "config.json", new / "model.safetensors")  # which safetensors hides from others
-            if folder.exists():
-                folder.rmdir()
-            shutil.move(new, folder)
     except (OSError, SafetensorError) as error:
         reason = error if isinstance(error, OSError) else OSError(str(error))
         raise io_error(folder, "written", reason, setting="-o") from error

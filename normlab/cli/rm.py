@@ -25,8 +25,8 @@ def rm(
 ) -> int:
     """Delete runs, or sweeps with their runs and searches.
 
-    It lists what it deletes, and asks. A run that another sweep uses is not deleted. If it is killed, the next rm in
-    the same results folder deletes what is left.
+    It lists what it deletes, and asks. A run that another sweep uses is not deleted. If it is killed, the same command
+    deletes what is left.
 
     With --checkpoints, completed runs keep the weights of their newest checkpoint: sample, eval and export still work,
     but train.start_from=RUN does not.
@@ -39,6 +39,8 @@ def rm(
 
     removal = plan_removal(names, results_dir, checkpoints)
     part = "checkpoints" if checkpoints else ""
+    for problem in removal.missing:
+        echo(f"already deleted, or never there: {problem}")
     folders = [*(run.path for run in removal.runs), *removal.sweeps]
     for folder in folders:
         echo(f"{format_size(size_of(folder / part)):>10}  {os.path.relpath(folder)}")

@@ -16,8 +16,8 @@ def share(
 ) -> None:
     """Write the records of sweeps and runs as a zip file.
 
-    `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
-    the page of each sweep and of its search.
+    `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan of each
+    sweep and of its search. Pages are not in it: `normlab compare` writes them from the records.
 
     Example: normlab share first -o first.zip
     """

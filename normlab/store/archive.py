@@ -1,6 +1,7 @@
 """Sweeps and runs as a zip file. The file that is unpacked may be a stranger's.
 
-Its files have the paths that they have in a results folder, `runs/ID/run.json`; another path is an error.
+Its files have the paths that they have in a results folder, `runs/ID/run.json`; another path is an error. Pages are not
+among them: a stranger's page may have any script, and `normlab compare` writes one from the records.
 """
 
 import errno
@@ -8,7 +9,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,23 +17,30 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 from normlab.errors import ConfigError, StoreError, counted
 from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
+from normlab.store.hidden import new_file, new_folder
 from normlab.store.plans import has_plan
 from normlab.store.runs import RunFolder
 
 _RECORD = re.compile(
     rf"{RUNS_FOLDER}/[^/]+/((run|status|verify|tokenizer)\.json|metrics\.jsonl|stats/[^/]+\.(json|bin)|"
-    rf"plugins/[^/]+\.py)|{SWEEPS_FOLDER}/[^/]+/(plan\.json|verify\.json|compare\.html)"
+    rf"plugins/[^/]+\.py)|{SWEEPS_FOLDER}/[^/]+/(plan|verify)\.json"
 )
+_PAGE = re.compile(rf"{SWEEPS_FOLDER}/[^/]+/compare\.html")
+"""The page of a sweep, which older files have; it is not unpacked."""
 _CHECKPOINT = re.compile(rf"{RUNS_FOLDER}/[^/]+/(checkpoints|weights)/step_\d+/[^/]+\.(json|safetensors)")
 MOST_FILES = 10**6
-LARGEST, LARGEST_RATIO = 2**30, 20
-"""A file may unpack to the first number of bytes, or to more if that is at most the ratio times its own size."""
+LARGEST, LARGEST_RATIO = 2**28, 40
+"""A file may unpack to the first number of bytes, or to more if that is at most the ratio times its own size.
+
+Metrics of a run compress to a third. Those of a run that diverged at once, whose rows differ only in the step, compress
+to a thirtieth.
+"""
 
 
 def write_archive(
     output: Path, found: Iterable[tuple[Path | None, Sequence[RunFolder]]], *, checkpoints: bool = False
 ) -> None:
-    """Write the records of runs, and the plans and pages of their sweeps, to a new zip file.
+    """Write the records of runs, and the plans of their sweeps, to a new zip file.
 
     Raises:
         ConfigError: The file exists.
@@ -52,20 +59,17 @@ def write_archive(
         files |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in paths}
     if not any(name.endswith(f"/{RUN_FILE}") for name in files):
         raise StoreError(f"-o {output}: there is nothing to share, because no run has started; train the sweep first")
-    temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}.tmp")
     make_folder(output.parent)
     try:
-        with ZipFile(temporary, "x", strict_timestamps=False) as archive:
-            for name, path in files.items():
-                is_checkpoint = _CHECKPOINT.fullmatch(name) is not None
-                if _is_valid(name) and (checkpoints or not is_checkpoint):
-                    archive.write(path, name, ZIP_STORED if is_checkpoint else ZIP_DEFLATED)
-        sync(temporary)
-        temporary.rename(output)
+        with new_file(output) as new:
+            with ZipFile(new, "w", strict_timestamps=False) as archive:
+                for name, path in files.items():
+                    is_checkpoint = _CHECKPOINT.fullmatch(name) is not None
+                    if _is_record(name) and (checkpoints or not is_checkpoint):
+                        archive.write(path, name, ZIP_STORED if is_checkpoint else ZIP_DEFLATED)
+            sync(new)
     except OSError as error:
         raise io_error(output, "written", error, setting="-o") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def unpack_archive(path: Path, folder: Path) -> list[str]:
@@ -82,19 +86,19 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
         raise StoreError(f"{path}: is not a file; name a zip file of `normlab share`")
     make_folder(folder.parent)
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-            new = Path(made, "results")
-            with ZipFile(path) as archive:
-                _check_entries(archive, path.stat().st_size)
+        with ZipFile(path) as archive:
+            _check_entries(archive, path.stat().st_size)
+            with new_folder(folder) as new:
                 for entry in archive.infolist():
+                    if _PAGE.fullmatch(entry.filename):
+                        continue
                     target = new / entry.filename
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with archive.open(entry) as source, target.open("xb") as file:
                         shutil.copyfileobj(source, file)  # stops at the size that the entry declares
                         if file.tell() != entry.file_size:
                             raise ValueError(f"{entry.filename} has another size than it declares")
-            sweeps = sorted(each.name for each in (new / SWEEPS_FOLDER).glob("*") if has_plan(each))
-            new.rename(folder)
+                sweeps = sorted(each.name for each in (new / SWEEPS_FOLDER).glob("*") if has_plan(each))
     except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of an entry at an impossible position
             raise io_error(folder, "written", error, setting="-o") from error
@@ -107,7 +111,8 @@ def _check_entries(archive: ZipFile, size: int) -> None:
     entries = archive.infolist()
     names = [entry.orig_filename for entry in entries]
     for name, entry in zip(names, entries, strict=True):
-        if name != entry.filename or not _is_valid(name):  # a second name may be in an extra field
+        # A second name may be in an extra field.
+        if name != entry.filename or not (_is_record(name) or _PAGE.fullmatch(name)):
             raise ValueError(f"{name!r:.80} is no file of a record")
         if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
             raise ValueError(f"{name} is a link or a device")
@@ -122,6 +127,6 @@ def _check_entries(archive: ZipFile, size: int) -> None:
         raise ValueError(f"{counted(len(names), 'file')} of {total} bytes, too large for a file of {size}")
 
 
-def _is_valid(name: str) -> bool:
+def _is_record(name: str) -> bool:
     """Whether a name is the path of a file of a record in a results folder."""
     return bool(_RECORD.fullmatch(name) or _CHECKPOINT.fullmatch(name)) and all(map(is_file_name, name.split("/")))

@@ -22,6 +22,10 @@ NOT_STARTED = "not started"
 """State of a run that a sweep has planned and that has no record yet."""
 
 
+class NoSuchRun(StoreError):
+    """Neither a run nor a sweep has a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     records: Sequence[RunEntry]
@@ -136,7 +140,8 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
         or_sweep: Whether the user may name a sweep, too; the message then lists the sweeps.
 
     Raises:
-        StoreError: No run matches, or several do; the message lists the candidates.
+        NoSuchRun: No run matches; the message lists the candidates.
+        StoreError: Several do.
     """
     if query and os.path.isfile(Path(query) / RUN_FILE):
         return RunFolder(Path(query).absolute())
@@ -153,11 +158,11 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
     sweeps = [folder.name for folder in sweep_folders(results_dir)] if or_sweep else []
     kind = "run or sweep" if sweeps else "run"
     if not names:
-        raise StoreError(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
+        raise NoSuchRun(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
     hint = did_you_mean(query, {*sweeps, *names.values(), *(folder.run_id for folder in names)})
     choices = [f"the name of a sweep ({_shorten(sweeps)}; `normlab list sweeps`)"] if sweeps else []
     choices.append(f"the id, its beginning or the name of one of {_list(names, names)}")
-    raise StoreError(f"no {kind} {query!r} in {os.fspath(results_dir)}{hint}: give {', or '.join(choices)}")
+    raise NoSuchRun(f"no {kind} {query!r} in {os.fspath(results_dir)}{hint}: give {', or '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +196,20 @@ def find_sweep(name: str, results_dir: Folder) -> Path | None:
 
 
 def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Path | None, list[RunFolder]]]:
-    """Yield the folder of each sweep, and of its search, with those of its runs that exist; None for the name of a run.
+    """Yield the folder of each sweep with those of its runs that exist; None for the name of a run.
+
+    The search of a sweep comes before it: a command that is killed between the two finds the search by the sweep.
 
     Raises:
-        StoreError: Neither a sweep nor a run matches, or a sweep's plan cannot be read.
+        NoSuchRun: Neither a sweep nor a run matches.
+        StoreError: A sweep's plan cannot be read.
     """
     for name in names:
         if (sweep := find_sweep(name, results_dir)) is None:
             yield None, [resolve_run(name, results_dir, or_sweep=True)]
             continue
         sweep = sweep.absolute()
-        for folder in filter(has_plan, (sweep, sweep.with_name(f"{sweep.name}{SEARCH}"))):
+        for folder in filter(has_plan, (sweep.with_name(f"{sweep.name}{SEARCH}"), sweep)):
             runs = [run_of(folder, planned) for planned in read_plan(folder).runs]
             yield folder, [run for run in runs if is_run(run.path)]
 

@@ -1,11 +1,10 @@
 """Delete runs and sweeps, and rename sweeps. No file outside of their real folders is changed.
 
-A folder gets a hidden name before it is deleted, so that a kill leaves no half of a record. The next deletion in the
-same results folder deletes the hidden folders.
+A folder gets a hidden name before it is deleted, so that a kill leaves no half of a record. The same command finishes
+after a kill: it deletes the hidden folders, and names that are gone are then no error.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,18 +12,16 @@ from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
-from normlab.store.files import check_links, io_error, is_file_name
+from normlab.store.files import check_links, delete_temporaries, io_error, is_file_name
 from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
+from normlab.store.hidden import delete_folder, finish_deletions
 from normlab.store.lock import file_lock
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of
-from normlab.store.query import Folder, find_folders, find_sweep
+from normlab.store.query import Folder, NoSuchRun, find_folders, find_sweep
 from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.sweeps.files import read_queue, write_plan
 from normlab.tracking.uploads import is_sending
-
-_DELETED = ".normlab-deleted"
-"""The end of a folder's name while it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,8 @@ class Removal:
     kept: Mapping[str, str]
     """Why a run of a sweep stays as it is, by run id."""
     only_checkpoints: bool
+    missing: Sequence[str] = ()
+    """Names that match nothing, among others that do: a killed command may have deleted them."""
 
     def execute(self, change: Callable[[RunFolder], None] | None = None) -> None:
         """Delete the runs, or change each one under its lock, and then delete the sweeps.
@@ -49,28 +48,35 @@ class Removal:
             for run in self.runs:
                 if run.path in users:
                     raise StoreError(f"run {run.run_id}: sweep {users[run.path][0]} uses it since a moment; try again")
-            results = {path.parent.parent for path in (*self.sweeps, *(run.path for run in self.runs))}
-            for folder in (each / kind for each in results for kind in (RUNS_FOLDER, SWEEPS_FOLDER)):
-                for hidden in folder.glob(f".*{_DELETED}") if not folder.is_symlink() else ():  # of a killed command
-                    shutil.rmtree(hidden, ignore_errors=True)
             for run in self.runs:
                 with _locked(run.path):
-                    _delete(run.path) if change is None else change(run)
+                    delete_folder(run.path) if change is None else change(run)
             for sweep in self.sweeps:
-                _delete(sweep)
+                delete_folder(sweep)
 
 
 def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bool = False) -> Removal:
-    """Return the sweeps and runs to delete, or the completed runs whose checkpoints are reduced; delete nothing.
+    """Return the sweeps and runs to delete, or the completed runs whose checkpoints are reduced.
 
-    A run stays if a sweep that is not deleted uses it.
+    A run stays if a sweep that is not deleted uses it. Nothing is deleted but what a killed command has left.
 
     Raises:
-        StoreError: A name matches nothing, a named run is used by a sweep, a plan cannot be read, a run or a sweep is
-            active, or a symbolic link leads out of its folder.
+        NoSuchRun: No name matches anything, and no killed command has left anything.
+        StoreError: A named run is used by a sweep, a plan cannot be read, a run or a sweep is active, or a symbolic
+            link leads out of its folder.
     """
     sweeps, runs, named = dict[Path, None](), dict[Path, RunFolder](), set[Path]()
-    for sweep, found in find_folders(names, results_dir):
+    is_finished = _finish_deletions(names, results_dir)
+    found_folders: list[tuple[Path | None, list[RunFolder]]] = []
+    missing: list[NoSuchRun] = []
+    for name in names:
+        try:
+            found_folders += find_folders([name], results_dir)
+        except NoSuchRun as error:
+            missing.append(error)
+    if missing and not (is_finished or found_folders):
+        raise missing[0]
+    for sweep, found in found_folders:
         folders = {_real(run.path, RUNS_FOLDER): run for run in found}
         runs |= {path: RunFolder(path) for path in folders}
         if sweep is not None:
@@ -89,7 +95,15 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
         raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
     left = [run for path, run in runs.items() if path not in kept]
     reasons = {path.name: reason for path, reason in kept.items()}
-    return Removal([] if only_checkpoints else list(sweeps), left, reasons, only_checkpoints)
+    return Removal([] if only_checkpoints else list(sweeps), left, reasons, only_checkpoints, list(map(str, missing)))
+
+
+def _finish_deletions(names: Sequence[str], results_dir: Folder) -> bool:
+    """Delete what killed commands have left in the results folders of some names; whether they have left anything."""
+    # A name may be a path, results/sweeps/first; then its results folder is another.
+    results = {Path(results_dir), *(Path(name).parent.parent for name in names if len(Path(name).parts) > 2)}
+    left = [finish_deletions(folder / kind) for folder in results for kind in (RUNS_FOLDER, SWEEPS_FOLDER)]
+    return any(left)
 
 
 def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
@@ -103,30 +117,42 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
     if (found := find_sweep(name, results_dir)) is None:
         raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
     folder = _real(found.absolute(), SWEEPS_FOLDER)
-    if os.path.lexists(target := folder.with_name(new)):
-        raise ConfigError(f"{new}: exists in {folder.parent}; choose another name")
     if folder.name.startswith("study-"):
         raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
-    if has_plan(search := folder.with_name(f"{folder.name}{SEARCH}")):  # which the sweep's command looks for
-        rename_sweep(os.fspath(search), f"{new}{SEARCH}", results_dir)
-    with _locked(folder):
-        plan = read_plan(folder)
-        for run in (run_of(folder, planned) for planned in plan.runs):
-            if (
-                run.exists()
-                and len(RunRecord.load(run, allow_lost_status=True).run.pack.runs) > 1
-                and not _is_completed(run)
-            ):
-                raise StoreError(
-                    f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {plan.name}; "
-                    "complete the sweep first"
-                )
-        write_plan(folder, replace(plan, name=new))  # first: the old folder is still found after a kill
-        try:
-            folder.rename(target)
-        except OSError as error:
-            raise io_error(folder, "renamed", error) from error
-    return target
+    renames = {folder: folder.with_name(new)}
+    search = folder.with_name(f"{folder.name}{SEARCH}")
+    if has_plan(search):
+        # First: a command that is killed between the two finds the sweep by its old name, and finishes.
+        renames = {search: search.with_name(f"{new}{SEARCH}")} | renames
+    for target in renames.values():
+        SweepOptions(name=target.name).validate()
+        if os.path.lexists(target):
+            raise ConfigError(f"{target.name}: exists in {folder.parent}; choose another name")
+    # Everything is checked, and locked, before anything changes: neither half would resume under its name.
+    with ExitStack() as locks:
+        for old in renames:
+            locks.enter_context(_locked(old))
+            _check_packs(old)
+        for old, target in renames.items():
+            write_plan(old, replace(read_plan(old), name=target.name))  # first: the old folder is found after a kill
+            try:
+                old.rename(target)
+            except OSError as error:
+                raise io_error(old, "renamed", error) from error
+    return renames[folder]
+
+
+def _check_packs(folder: Path) -> None:
+    """Check that no run of a sweep resumes in a pack, which keeps the name of its sweep; StoreError if one does."""
+    plan = read_plan(folder)
+    for run in (run_of(folder, planned) for planned in plan.runs):
+        if not run.exists() or _is_completed(run):
+            continue
+        if len(RunRecord.load(run, allow_lost_status=True).run.pack.runs) > 1:
+            raise StoreError(
+                f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {plan.name}; "
+                "complete the sweep first"
+            )
 
 
 def size_of(folder: Path) -> int:
@@ -159,6 +185,7 @@ def _locked(folder: Path) -> Iterator[None]:
     check_links(folder)
     subject = f"{folder.parent.name.removesuffix('s')} {folder.name}"
     with file_lock(folder / LOCK_FILE, subject, alternative=""):
+        delete_temporaries(folder)
         if is_sending(folder):
             raise StoreError(f"{subject}: a process sends it to W&B; wait for it")
         if queue := read_queue(folder):
@@ -193,13 +220,3 @@ def _is_completed(run: RunFolder) -> bool:
         return all(each.state() in COMPLETED_STATES for each in (run, *others))
     except StoreError:  # a damaged record
         return False
-
-
-def _delete(folder: Path) -> None:
-    """Delete a folder; a kill leaves it with a hidden name."""
-    hidden = folder.with_name(f".{folder.name}{_DELETED}")
-    try:
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
-    except OSError as error:
-        raise io_error(folder, "deleted", error) from error

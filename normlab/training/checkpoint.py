@@ -29,6 +29,7 @@ from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
 from normlab.store.format import decode, to_json, with_checksum
+from normlab.store.hidden import delete_folder, finish_deletions
 from normlab.store.reading import LARGEST_RECORD, parse_record
 
 FOLDER = "checkpoints"
@@ -188,9 +189,10 @@ def drop_optimizer(run: Path) -> None:
     Raises:
         StoreError: Every checkpoint is damaged, or a file cannot be read or written.
     """
+    finish_deletions(run)  # of a killed command
     saved, _ = read_newest(run / FOLDER)
     if saved is not None:
         kept = ("param/", "buffer/", "average/")
         weights = {name: tensor for name, tensor in saved.tensors.items() if name.startswith(kept)}
         save(run / WEIGHTS_FOLDER, saved.step, weights, saved.meta, keep=range(saved.step))
-        shutil.rmtree(run / FOLDER)
+        delete_folder(run / FOLDER)

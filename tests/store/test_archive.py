@@ -40,10 +40,20 @@ def test_a_sweep_has_the_same_records_after_open(sweep: Path, run_command: Comma
     assert run_command("share", "first", "-o", "new/it.zip") == (0, "new/it.zip\n", "")
     assert run_command("open", "new/it.zip") == (0, "normlab summarize first --results-dir it\n", "")
     before, after = contents(Path("results")), contents(Path("it"))
-    left_out = ("checkpoints/", "wandb/", "ends.jsonl", "/lock")
+    left_out = ("checkpoints/", "wandb/", "ends.jsonl", "/lock", "compare.html")
     assert after == {name: content for name, content in before.items() if not any(part in name for part in left_out)}
     assert sorted(os.listdir("new")) == ["it.zip"]
     assert stat.S_IMODE(os.stat("it").st_mode) == stat.S_IMODE(os.stat("results").st_mode)
+
+
+def test_the_page_of_a_stranger_is_not_unpacked(run_command: Command) -> None:
+    """Files of older versions have pages."""
+    with zipfile.ZipFile("it.zip", "w") as made:
+        made.writestr(RUN, "{}")
+        made.writestr("sweeps/a/plan.json", "{}")
+        made.writestr("sweeps/a/compare.html", "<script>steal()</script>")
+    assert run_command("open", "it.zip", "-o", "new")[0] == 0
+    assert sorted(contents(Path("new"))) == [RUN, "sweeps/a/plan.json"]
 
 
 def test_a_sweep_with_its_search_and_a_run_are_one_file(sweep: Path, run_command: Command) -> None:

@@ -258,6 +258,18 @@ def test_after_a_kill_the_next_command_finishes(
     assert not list(Path("results").glob("runs/.*"))
 
 
+def test_names_that_a_killed_command_has_deleted_are_no_error(run_command: Command) -> None:
+    """Of two sweeps the first is gone; of one, its folder still has the hidden name."""
+    assert run_command("rm", "first", "--yes")[0] == 0
+    code, out, _ = run_command("rm", "first", "second", "--yes")
+    assert (code, out.startswith("already deleted, or never there: no run or sweep 'first'")) == (0, True), out
+    assert left() == ([], [])
+    (SWEEPS / ".third.normlab-deleted").mkdir()
+    assert run_command("rm", "third", "--yes")[0] == 0
+    assert left() == ([], [])
+    assert run_command("rm", "third", "--yes")[0] == 2
+
+
 def test_a_hidden_link_is_not_followed(run_command: Command) -> None:
     Path("victim").mkdir()
     (RUNS / ".x.normlab-deleted").symlink_to(Path("victim").absolute())
@@ -297,6 +309,22 @@ def test_rename_refuses(sweep: str, new: str, message: str, run_command: Command
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert contents(SWEEPS) == before
+
+
+@pytest.mark.parametrize("locked", ["first", "first-search"])
+def test_rename_changes_a_sweep_and_its_search_or_neither(locked: str, run_command: Command) -> None:
+    write_sweep(Path("results"), "first-search", [replace(RECORDS[0], seed=9)])
+    before = contents(SWEEPS)
+    with removal.file_lock(SWEEPS / locked / "lock", "x"):
+        code, _, err = run_command("rename", "first", "new")
+    assert (code, f"sweep {locked} is active in process" in err) == (2, True), err
+    assert contents(SWEEPS).items() >= before.items()
+    (SWEEPS / "new-search").mkdir()
+    code, _, err = run_command("rename", "first", "new")
+    assert (code, "new-search: exists in" in err, "first" in left()[0]) == (2, True, True), err
+    (SWEEPS / "new-search").rmdir()
+    assert run_command("rename", "first", "new")[0] == 0
+    assert left()[0] == ["new", "new-search", "second"]
 
 
 def test_after_a_kill_the_same_rename_finishes(run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,6 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
 def _range(text: str) -> Range:
     match = _SEARCH.fullmatch(text)
     if match is None:
-        if re.search(r"\) +[\w.]+=", text) and "arm=[" not in text:
-            raise ConfigError(f"{text}: two overrides in one pair of quotes; write {EXAMPLE}, and the other beside it")
         raise ConfigError(f"{text}: is not a search, or inside of arm=[...]; write {EXAMPLE} beside it")
     option, limits = match[1], [each.strip() for each in match.groups()[1:]]
     try:

@@ -113,7 +113,7 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
         ConfigError: The new name is invalid or taken, or the sweep is that of a study, which finds it by its name.
         StoreError: There is no such sweep, it is active, a link leads out of it, or one of its packs is not completed.
     """
-    SweepOptions(name=new).validate()
+    SweepOptions(name=new).validate()  # before `with_name`, which refuses a wrong name without our words
     if (found := find_sweep(name, results_dir)) is None:
         raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
     folder = _real(found.absolute(), SWEEPS_FOLDER)

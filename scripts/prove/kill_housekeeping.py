@@ -7,7 +7,7 @@ Two sweeps are trained, one with a search. Each command below runs once without 
 the results again and again, and is killed before its first change of the file system, before its second, and so on.
 After each kill:
 
-- every weight can be loaded that the finished command leaves;
+- with --checkpoints, every model can be loaded that the finished command leaves;
 - the same command succeeds, unless it had nothing left to do;
 - all files, hidden ones too, are those that the command without a kill has left, byte for byte (but for the content of
   lock files, and the times in a zip file).
@@ -172,7 +172,9 @@ def prove(command: str, start: Path, scratch: Path) -> list[str]:
         folder = scratch / "killed"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(start, folder)
-        if in_child(killed_at(number, command), folder) != -signal.SIGKILL:
+        code = in_child(killed_at(number, command), folder)
+        if code != -signal.SIGKILL:  # it has fewer changes than that
+            problems += [f"{command}: exits with {code} without a kill"] if code else []
             break
         where = f"{command}, killed before change {number}"
         if "--checkpoints" in command and (lost := kept - weights(folder)):

@@ -224,7 +224,6 @@ def test_a_failed_trial_stops_the_search_with_the_command_that_retries_it(
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["optim.lr=search(1e-4,1e-1) seed=0"], "seed=0: two overrides in one pair of quotes; write 'optim.lr=search("),
         (["optim.lr=search(1e-4)"], "optim.lr=search(1e-4): is not a search"),
         (["optim.lr=search(1e-1,1e-4)"], "the limits must be two numbers, the lower one first"),
         (["optim.lr=search(a,b)"], "the limits must be two numbers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterator
@@ -126,16 +127,16 @@ class LoadedRun:
     def metrics(self) -> pd.DataFrame:
         """The rows of the record, oldest first: `kind` (train, eval, pace), `step`, and the numbers of each kind.
 
-        Damaged rows are left out. A warning on stderr names them, and rows that changed since the run ended.
+        Damaged rows of a run that is not completed are left out. A warning on stderr names them.
+
+        Raises:
+            StoreError: The run is completed, and its rows are not those that were written.
         """
         import pandas as pd
 
         record = self.folder.rows()
-        if problem := self.folder.metrics_problem():
+        if problem := record.problem(self.folder.metrics_path):
             warn(problem)
-        # The last line of a run that is running, or was killed, may be incomplete.
-        if missing := record.damaged - record.torn:
-            warn(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
         return pd.DataFrame(record.rows).rename(columns={CLIP_FACTOR_KEY: "clip_factor"})
 
     def stats(self, name: str, site: str | None = None) -> pd.DataFrame:
@@ -205,13 +206,20 @@ class LoadedRun:
     def tokenizer(self) -> Tokenizer:
         path = self.folder.path / TOKENIZER_FILE
         try:
-            return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
+            content = read_at_most(path, LARGEST_TOKENIZER)
+            tokenizer = from_state(from_json(content))
         except OSError as error:
             raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path}: is damaged (it holds no tokenizer: {error}); restore a copy from a run on the same corpus"
             ) from error
+        if hashlib.sha256(content).hexdigest() != self.record.corpus.tokenizer_sha256:
+            raise StoreError(
+                f"{path}: is not the tokenizer of run {self.folder.run_id}; restore a copy from a run on the "
+                "same corpus"
+            )
+        return tokenizer
 
     @cached_property
     def device(self) -> torch.device:

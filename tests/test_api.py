@@ -291,8 +291,8 @@ def test_the_measure_of_a_study_reads_only_the_files_of_its_statistic(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of other statistics that cannot be read leaves the measure as it is."""
-    folder = tmp_path / "run"
-    shutil.copytree(next(iter(sorted((results / "runs").glob("rmsnorm-pre-d2*")))), folder)
+    original = next(iter(sorted((results / "runs").glob("rmsnorm-pre-d2*"))))
+    folder = shutil.copytree(original, tmp_path / original.name)
     run, measure = RunRecord.load(RunFolder(folder)), Statistic("resid_rms")
     expected = measure.value(run)
     assert math.isfinite(expected)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,19 @@ def test_names_of_files() -> None:
 
 @pytest.mark.parametrize("value", PATHS, ids=ascii)
 def test_the_place_in_a_record_of_uploads_is_checked(value: object, tmp_path: Path) -> None:
-    (tmp_path / "wandb.json").write_text(json.dumps(asdict(Upload()) | {"where": value}))
+    record = {"run_id": tmp_path.name, "where": value, "problem": ""}
+    (tmp_path / "wandb.json").write_text(json.dumps(record))
     assert Upload.read(tmp_path) == Upload()
+
+
+def test_a_record_of_uploads_is_that_of_its_run(tmp_path: Path) -> None:
+    upload = Upload("https://wandb.ai/x/y/runs/z", "")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    upload.write(tmp_path / "one")
+    assert Upload.read(tmp_path / "one") == upload
+    (tmp_path / "one" / "wandb.json").rename(tmp_path / "two" / "wandb.json")
+    assert Upload.read(tmp_path / "two") == Upload()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"steps": true}', b'{"problem": 3}'])

@@ -90,7 +90,8 @@ def summarize_by(
     results, warnings = intact_runs(selection.records)
     if not results:
         raise StoreError(
-            f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
+            f"{selection.home}: no run has a readable record; with --runs, summarize lists each reason; the first: "
+            f"{warnings[-1]}"
         )
     # Before the conditions, because an unknown option is the user's first error.
     by = None if by is None else cell_options(by, results)
@@ -150,11 +151,13 @@ def _with_target(cell: Cell, loss: float) -> Cell:
     runs = 0
     reached: list[Evaluation] = []
     for run in cell.runs_at(cell.best_lr):
-        if problem := run.folder.metrics_problem():
-            notes.append(f"{problem}; the run is left out of the steps to {loss:g}")
+        try:
+            measured = evaluations(run.folder)
+        except StoreError as error:
+            notes.append(f"{error}; the run is left out of the steps to {loss:g}")
             continue
         runs += 1
-        reached += [each for each in evaluations(run.folder) if each.loss <= loss][:1]
+        reached += [each for each in measured if each.loss <= loss][:1]
     return replace(cell, target=Target(loss, runs, reached), notes=notes)
 
 

@@ -6,6 +6,8 @@ from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, app, echo
 
+MOST_PATHS = 5
+
 
 @app.command()
 def share(
@@ -17,16 +19,21 @@ def share(
     """Write the records of sweeps and runs as a zip file.
 
     `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan of each
-    sweep and of its search. Pages are not in it: `normlab compare` writes them from the records.
+    sweep and of its search. Pages are not in it: `normlab compare` writes them from the records. A warning lists the
+    absolute paths in it, as of data.path: they may have names of users.
 
     Example: normlab share first -o first.zip
     """
     from pathlib import Path
 
-    from normlab.store.archive import write_archive
+    from normlab.errors import warn
+    from normlab.store.archive import absolute_paths, write_archive
     from normlab.store.query import find_folders
 
     write_archive(Path(output), find_folders(names, results_dir), checkpoints=checkpoints)
+    if paths := absolute_paths(Path(output)):
+        more = f", and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
+        warn(f"-o {output}: has the names of folders of this machine, {', '.join(paths[:MOST_PATHS])}{more}")
     echo(output)
 
 

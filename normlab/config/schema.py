@@ -21,7 +21,7 @@ from normlab.config.option_names import empty_list_hint
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
-from normlab.options import check, identity_tree, option
+from normlab.options import check, identity_tree, option, plain_tree
 from normlab.parsing import is_whole_number
 from normlab.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
@@ -381,6 +381,15 @@ class RunConfig:
         tree = identity_tree(self) | {"init": self.init_rule, "placement": placement}
         if weights := FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or ""):
             tree["train"]["start_from"] = weights[2]
+        return tree
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options for a record or a plan: all but `results_dir`, which is the folder that it lies in.
+
+        So a record that is moved or shared names no folder of the machine that made it, but those that the user named.
+        """
+        tree = plain_tree(self)
+        del tree["results_dir"]
         return tree
 
     @property

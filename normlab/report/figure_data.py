@@ -135,9 +135,11 @@ def make_figure(
     runs = [run for cell in table.cells for run in cell.runs]
     layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
     cache = ReadCache()
-    figure = describe(kind, layout, cache, statistic, moment)
-    for problem in dict.fromkeys(line for lines in cache.problems.values() for line in lines):
-        warn(problem)
+    try:
+        figure = describe(kind, layout, cache, statistic, moment)
+    finally:  # where nothing can be drawn, they say why
+        for problem in dict.fromkeys(line for lines in cache.problems.values() for line in lines):
+            warn(problem)
     if len(figure.panels) > MAX_PANELS:
         raise ConfigError(
             f"figure {kind}: {len(figure.panels)} panels, at most {MAX_PANELS}; select runs with --where, or move "

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.analysis.cells import Cell
-from normlab.errors import StoreError, counted
+from normlab.errors import StoreError
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
-from normlab.store.format import RUNNING
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunEntry, RunRecord
-from normlab.store.series import evaluations_of, series_of
+from normlab.store.series import evaluations_of, series_of, steps_are_gone
 
 SERIES = {
     "val_loss": "validation loss, nats/token",
@@ -119,9 +118,9 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
     except StoreError as error:
         problems.append(str(error))
         return _curves_of([])
-    # The last row of a run that trains may be incomplete.
-    damaged = read.damaged - (read.torn if record.state == RUNNING else 0)
-    problems += [f"{counted(damaged, 'line')} of the metrics cannot be read"] if damaged else []
+    problems += filter(None, [read.problem(record.folder.metrics_path)])
+    if record.status.step and not read.rows:
+        problems.append(steps_are_gone(record.folder))
     return _curves_of(read.rows)
 
 

@@ -70,14 +70,14 @@ def read_statistics(folder: RunFolder, problems: list[str], name: str | None = N
         if damaged:
             unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         measured += [part for part in parts if len(part.steps)]
-    problems += unreadable
+    problems += filter(None, [*unreadable, folder.statistics_problem(tiers)])
     if measured:
         return measured
     if tiers is not None and stored_parts and not unreadable:
         raise StatisticsError(f"{name}: was not measured")
     # A run that starts from another one may end before its first measured step.
     is_measured = run.config.stats.every and run.config.train.start_from is None
-    if unreadable or (is_measured and run.state in COMPLETED_STATES):
+    if unreadable or (is_measured and (run.status.step or run.state in COMPLETED_STATES)):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"

@@ -149,14 +149,14 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     """Return the spikes of a run's loss and gradient norm, a row for each rule.
 
     A row has `rule`, `spikes`, `of steps`, `share`, `formula`, `source` and `at`, the steps of the spikes. A warning on
-    stderr reports metrics that changed after the run finished.
+    stderr reports damaged rows.
 
     Raises:
-        StoreError: The run has no steps yet, or its record cannot be read.
+        StoreError: The run has no steps yet, or its record cannot be read, or its metrics changed after it finished.
     """
-    if problem := folder.metrics_problem():
-        warn(problem)
     metrics = series(folder)
+    if problem := folder.rows().problem(folder.metrics_path):
+        warn(problem)
     return [
         {
             "rule": counts.rule,

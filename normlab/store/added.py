@@ -10,7 +10,7 @@ from typing import Any
 from normlab.stats.profiles import Profiles
 from normlab.store.arrays import Part, row_type
 from normlab.store.files import io_error
-from normlab.store.reading import parse_rows
+from normlab.store.reading import check_run_id, parse_rows, split_first_line
 from normlab.store.runs import RunFolder
 
 _COMPARED = 256
@@ -20,17 +20,22 @@ _COMPARED = 256
 class AddedRows:
     """Reads the rows of a run's metrics as they are written."""
 
-    def __init__(self, path: Path) -> None:
-        self._metrics = _AddedBytes(path)
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._metrics = _AddedBytes(folder.metrics_path)
         self.damaged = 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the added rows, and whether they replace all earlier ones, as after a resume that cut the file.
 
         Raises:
-            StoreError: The file cannot be read.
+            StoreError: The file cannot be read, or is of another run.
         """
         content, is_from_start = self._metrics.read()
+        if is_from_start:
+            run_id, content = split_first_line(content)
+            if run_id is not None:
+                check_run_id(self._folder.metrics_path, run_id, self._folder.path)
         read = parse_rows(content)
         rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
         self.damaged = (0 if is_from_start else self.damaged) + read.damaged + len(read.rows) - len(rows)
@@ -45,7 +50,7 @@ class AddedRecord:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._metrics = AddedRows(folder.metrics_path)
+        self._metrics = AddedRows(folder)
         self._names: list[str] = []
         self._parts: dict[Path, tuple[Part, _AddedBytes]] = {}
 

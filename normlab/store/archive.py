@@ -16,17 +16,19 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from normlab.errors import ConfigError, StoreError, counted
 from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
-from normlab.store.format import RUN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATISTICS_FOLDER, SWEEPS_FOLDER
 from normlab.store.hidden import new_file, new_folder
 from normlab.store.plans import has_plan
 from normlab.store.runs import RunFolder
 
 _RECORD = re.compile(
-    rf"{RUNS_FOLDER}/[^/]+/((run|status|verify|tokenizer)\.json|metrics\.jsonl|stats/[^/]+\.(json|bin)|"
+    rf"{RUNS_FOLDER}/[^/]+/((run|status|tokenizer)\.json|metrics\.jsonl|stats/[^/]+\.(json|bin)|"
     rf"plugins/[^/]+\.py)|{SWEEPS_FOLDER}/[^/]+/(plan|verify)\.json"
 )
 _PAGE = re.compile(rf"{SWEEPS_FOLDER}/[^/]+/compare\.html")
 """The page of a sweep, which older files have; it is not unpacked."""
+_NAMED_PATH = re.compile(rb'["\s=\'\[(,:](~?/[^\s"\'\]),:;/][^\s"\'\]),:;]*)')
+"""An absolute path in the text of a JSON file: after a quote, a space or a sign, and up to the next one."""
 _CHECKPOINT = re.compile(rf"{RUNS_FOLDER}/[^/]+/(checkpoints|weights)/step_\d+/[^/]+\.(json|safetensors)")
 MOST_FILES = 10**6
 LARGEST, LARGEST_RATIO = 2**28, 40
@@ -70,6 +72,22 @@ def write_archive(
             sync(new)
     except OSError as error:
         raise io_error(output, "written", error, setting="-o") from error
+
+
+def absolute_paths(path: Path) -> list[str]:
+    """Return the absolute paths of the machine that the JSON files of an archive name, each once, as text.
+
+    The user named them: a corpus by `data.path`, a plugin, or a disk in the message of a failed run.
+    """
+    found: dict[str, None] = {}
+    with ZipFile(path) as archive:
+        for name in archive.namelist():
+            is_description = name.endswith("/tokenizer.json") or f"/{STATISTICS_FOLDER}/" in name
+            if not name.endswith(".json") or is_description:
+                continue
+            for match in _NAMED_PATH.findall(archive.read(name)):
+                found[match.decode(errors="replace")] = None
+    return list(found)
 
 
 def unpack_archive(path: Path, folder: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Files of a run's statistics: one row of numbers per measured step, and a description of the columns.
 
 `stats/core.json` describes the columns, with formulas and units; `stats/core.bin` holds the rows. A row is the step
-(int64), the numbers (float32 each) and the CRC-32 of both, all little-endian. numpy reads the file in one line:
+(int64), the numbers (float32 each) and the CRC-32 of the run's id and of both, all little-endian. So a row of another
+run is a damaged row. numpy reads the file in one line:
 
     np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
 
@@ -11,10 +12,11 @@ statistics, or once Adam has moments, after the first update.
 Shapes: S measured steps, N numbers per step.
 """
 
+import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.format import STATISTICS_FOLDER, with_checksum
-from normlab.store.reading import damaged, read_bytes, read_record
+from normlab.store.reading import check_run_id, damaged, read_bytes, read_record
+from normlab.store.status import RowsDigest
 
-ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
+ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the run's id and the bytes before it, uint32"
 LAYERS = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
 _NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(json|bin)")
 
@@ -40,8 +43,11 @@ def row_type(width: int) -> np.dtype[Any]:
 
 
 class Part:
+    """One file of rows with equal columns, of the run in whose folder it is."""
+
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
+        self._crc_of_id = zlib.crc32(path.parent.parent.name.encode())
         self.file = AppendFile(path, lines=False)
 
     def append(self, profiles: Profiles) -> None:
@@ -55,7 +61,7 @@ class Part:
         rows = np.zeros(len(profiles.steps), row_type(self.layout.width))
         rows["step"], rows["values"] = profiles.steps, profiles.values
         for row in rows:
-            row["crc"] = _checksum(row)
+            row["crc"] = self._checksum(row)
         self.file.append(rows.tobytes())
 
     def parse(self, content: bytes) -> tuple[Profiles, int]:
@@ -80,7 +86,10 @@ class Part:
         """Return the complete rows, (S,), and their intact flags, (S,)."""
         kind = row_type(self.layout.width)
         rows = np.frombuffer(content, kind, len(content) // kind.itemsize)
-        return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool)
+        return rows, np.array([row["crc"] == self._checksum(row) for row in rows], dtype=bool)
+
+    def _checksum(self, row: np.void) -> int:
+        return zlib.crc32(row.tobytes()[:-4], self._crc_of_id)
 
 
 class StatisticsFiles:
@@ -118,7 +127,9 @@ class StatisticsFiles:
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
             path = self._description_path(tier, number)
             try:
-                layout = Layout.from_tree(read_record(path))
+                described = read_record(path)
+                check_run_id(path, described.get("run_id"), self.path.parent)
+                layout = Layout.from_tree(described)
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -138,6 +149,17 @@ class StatisticsFiles:
                 profiles.append(intact)
                 damaged += damaged_rows
         return profiles, damaged
+
+    def digests(self, tiers: Collection[str] = TIERS) -> dict[str, RowsDigest]:
+        """Return the number of rows and the SHA-256 of each file with a readable description, by its name."""
+        found: dict[str, RowsDigest] = {}
+        for tier, part in self.parts([]):
+            if tier not in tiers:
+                continue
+            content = read_bytes(part.file.path)
+            rows = len(content) // row_type(part.layout.width).itemsize
+            found[part.file.path.name] = RowsDigest(rows, hashlib.sha256(content).hexdigest())
+        return found
 
     def truncate(self, step: int) -> None:
         """Delete the rows from `step` on."""
@@ -184,15 +206,16 @@ class StatisticsFiles:
         numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
         make_folder(self.path, parents=False)
-        write_atomic(path, with_checksum(description(tier, layout)))
+        write_atomic(path, with_checksum(description(self.path.parent.name, tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
 
 
-def description(tier: str, layout: Layout) -> dict[str, Any]:
+def description(run_id: str, tier: str, layout: Layout) -> dict[str, Any]:
     """Return the content of a description file: the columns, formulas and units of a layout."""
     names = dict.fromkeys(group.statistic for group in layout.groups)
     fields = ("formula", "unit", "of", "merge", "question", "source")
     return {
+        "run_id": run_id,
         "tier": tier,
         "row": ROW,
         "numbers": layout.width,
@@ -202,7 +225,3 @@ def description(tier: str, layout: Layout) -> dict[str, Any]:
         "statistics": {name: {field: getattr(STATISTICS[name], field) for field in fields} for name in names},
         **layout.as_tree(),
     }
-
-
-def _checksum(row: np.void) -> int:
-    return zlib.crc32(row.tobytes()[:-4])

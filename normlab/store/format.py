@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 """The format of every file with a `version`: raised with each change, since only files of this format are read."""
 
 _CHECKSUM, _END = b',\n  "sha256": "', b"\n}\n"

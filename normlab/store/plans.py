@@ -102,16 +102,25 @@ def has_plan(folder: Path) -> bool:
     return os.path.isfile(folder / PLAN_FILE)
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path, new_name: str = "") -> Plan:
     """Return a sweep's plan.
 
+    Args:
+        folder: The folder of the sweep, whose name is that of the sweep.
+        new_name: The name that the sweep is given, which its plan has already if a rename was killed.
+
     Raises:
-        StoreError: The file is missing or damaged, or has another format.
+        StoreError: The file is missing or damaged, has another format, or is of another sweep.
     """
     path = folder / PLAN_FILE
     plan = read_record(path, Plan)
     if problem := _problem_of(plan):
         raise StoreError(f"{path}: is not a valid plan ({problem}); {HOW_TO_FIX[PLAN_FILE]}")
+    if plan.name not in (name := folder.absolute().name, new_name):
+        raise StoreError(
+            f"{path}: is of sweep {plan.name}, not of {name}; if `normlab rename {name} {plan.name}` was killed, run "
+            "it again; else put the files of each sweep back, and keep the names of their folders"
+        )
     return plan
 
 

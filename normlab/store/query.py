@@ -169,6 +169,7 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
 class _Named:
     """The part of run.json with the name, which parses faster than all of it."""
 
+    run_id: str
     name: str
 
 

@@ -1,8 +1,11 @@
 """Read files of a run or a sweep that a kill or a disk error may have damaged: a file parses, or it is damaged.
 
 run.json and status.json hold a checksum, so any change is noticed. A row of metrics.jsonl has none: a line that is no
-row is left out and counted. The last status of a completed run holds the number of rows and the hash of all of them
-(`RunFolder.metrics_problem`).
+row is left out and counted. The last status of a completed run holds the number of lines and the hash of all of them,
+which `RunFolder.rows` compares.
+
+Each file of a run has the run's id, so that a file of another run is noticed: status.json and the descriptions of
+statistics as a field, metrics.jsonl in its first line, and rows of statistics in their checksums.
 """
 
 import contextlib
@@ -26,6 +29,7 @@ from normlab.store.format import (
     STATUS_FILE,
     decode,
     encode,
+    to_json,
     without_checksum,
 )
 
@@ -134,7 +138,39 @@ def _how_to_fix(path: Path) -> str:
     return HOW_TO_FIX.get(path.name, "restore a copy; the numbers that it describes are left out")
 
 
+def check_run_id(path: Path, run_id: object, folder: Path) -> None:
+    """Check that a file is of the run in whose folder it is.
+
+    Raises:
+        StoreError: It is of another run.
+    """
+    if run_id != folder.name:
+        raise StoreError(
+            f"{path}: is of run {run_id!r:.80}, not of run {folder.name}; put back the files of each run, and keep the "
+            "names of their folders"
+        )
+
+
 # The rows of metrics.jsonl.
+
+
+def first_line(run_id: str) -> bytes:
+    """Return the first line of the metrics of a run."""
+    return to_json({"kind": "run", "run_id": run_id})
+
+
+def split_first_line(content: bytes) -> tuple[str | None, bytes]:
+    """Return the run id in the first line of metrics, and the lines after it; None and all lines if it has none.
+
+    A kill may have torn the line, with no row after it.
+    """
+    line, newline, rows = content.partition(b"\n")
+    if not line.startswith(b'{"kind":"run"') or not newline:
+        return None, content
+    try:
+        return str(from_json(line)["run_id"]), rows
+    except (ValueError, KeyError):
+        return None, content
 
 
 class _Row(msgspec.Struct, tag_field="kind"):
@@ -173,6 +209,11 @@ class Rows:
     """Number of lines that are not among the rows."""
     torn: bool
     """Whether the last line is cut short: a kill leaves that, and it is harmless."""
+
+    def problem(self, path: Path) -> str:
+        """Return how many lines of the file at `path` are left out, but for a torn last one; empty if none is."""
+        lost = self.damaged - self.torn
+        return f"{path}: damaged rows, left out: {lost}" if lost else ""
 
 
 def parse_rows(content: bytes, *kinds: str, decoder: msgspec.json.Decoder[Any] = _DECODER) -> Rows:

@@ -16,7 +16,6 @@ from typing import Any
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
-from normlab.options import plain_tree
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References
@@ -107,6 +106,8 @@ class Corpus:
     vocab_size: Count
     read: TextRead
     baselines: Baselines
+    tokenizer_sha256: str = ""
+    """Of the run's tokenizer.json; empty in a plan."""
     changed_share: float | None = None
     """Share of the characters of a sample of the text that the tokenizer changes; None in older records."""
 
@@ -220,7 +221,7 @@ class RunRecord(RunEntry):
         run = Run(
             run_id=folder.run_id,
             name=folder.run_id,
-            config=plain_tree(config),
+            config=config.recorded(),
             resolved=machine,
             corpus=Corpus(name="", sha256="", tokenizer="", vocab_size=0, read=nothing, baselines=baselines),
             identity=Identity(config=config.identity(), versions={"norm": 1, "placement": 1, "optim": 1}),
@@ -252,6 +253,7 @@ class RunRecord(RunEntry):
             if state == KILLED and folder.has_lost_status() and not allow_lost_status:
                 raise StoreError(f"{folder.path / STATUS_FILE}: is missing; {RESTORES_STATUS}")
             config = parse_config(run.config)  # checks the type and the limits of every value
+            config.results_dir = str(folder.path.parent.parent)
             return cls(folder, state, options=flatten(run.config), run=run, config=config, status=status)
         except ConfigError as error:
             raise damaged(folder.path / RUN_FILE, error) from error

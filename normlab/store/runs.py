@@ -1,7 +1,8 @@
 """One run's folder: what the run is, its status, and its numbers.
 
-`run.json` is written once. `status.json` is replaced. `metrics.jsonl` is appended to, one line per row, and cut back to
-a checkpoint's length when a run is resumed; so are the statistics (`arrays.py`). The writer holds `lock()`. Reading
+`run.json` is written once. `status.json` is replaced. `metrics.jsonl` is appended to, one line per row after the first,
+which has the run's id, and cut back to a checkpoint's length when a run is resumed; so are the statistics
+(`arrays.py`). The writer holds `lock()`. Reading
 needs no lock and disturbs no writer. Methods that read or write a file raise StoreError where the system refuses.
 """
 
@@ -11,10 +12,10 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from normlab.errors import StoreError, counted
 from normlab.store.files import AppendFile, check_links, delete_temporaries, make_folder, write_atomic
@@ -33,13 +34,31 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.lock import file_lock, is_locked
-from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_last_row, read_record
+from normlab.store.reading import (
+    Rows,
+    check_run_id,
+    damaged,
+    first_line,
+    parse_rows,
+    read_bytes,
+    read_last_row,
+    read_record,
+    split_first_line,
+)
 from normlab.store.status import RowsDigest, Status
 
 if TYPE_CHECKING:
     from normlab.store.arrays import StatisticsFiles
 
-T = TypeVar("T")
+
+class OfRun(Protocol):
+    """A part of run.json with the id of its run."""
+
+    @property
+    def run_id(self) -> str: ...
+
+
+T = TypeVar("T", bound=OfRun | dict[str, Any])
 
 
 class RunFolder:
@@ -81,11 +100,19 @@ class RunFolder:
         return folder
 
     def run(self, kind: type[T] = dict[str, Any]) -> T:
-        """Return the content of run.json, as an object of a type; StoreError as `read_record`."""
-        return read_record(self.path / RUN_FILE, kind)
+        """Return the content of run.json, as a dict or an object of a type with a `run_id`.
+
+        Raises:
+            StoreError: As `read_record`, or it is of another run.
+        """
+        path = self.path / RUN_FILE
+        run = read_record(path, kind)
+        run_id = run.get("run_id") if isinstance(run, dict) else run.run_id
+        check_run_id(path, run_id, self.path)
+        return run
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json; `version` and `updated` (unix time, seconds) are added.
+        """Replace status.json; `version`, `run_id` and `updated` (unix time, seconds) are added.
 
         Raises:
             StoreError: The write or `check_place` failed; the file is unchanged.
@@ -95,12 +122,21 @@ class RunFolder:
         # If a power cut brings back an older status, the run resumes from its checkpoints. The first status is synced:
         # a run with rows, but without a status and without a checkpoint, cannot resume.
         sync_name = status["state"] != RUNNING or not path.exists()
-        write_atomic(path, with_checksum({**status, "updated": time.time()}), sync_name=sync_name)
+        write_atomic(
+            path, with_checksum({**status, "run_id": self.run_id, "updated": time.time()}), sync_name=sync_name
+        )
 
     def read_status(self) -> Status:
-        """Return the content of status.json; a run that has none yet is running. StoreError as `read_record`."""
+        """Return the content of status.json; a run that has none yet is running.
+
+        Raises:
+            StoreError: As `read_record`, or it is of another run.
+        """
         path = self.path / STATUS_FILE
-        status = read_record(path, Status) if path.exists() else Status(RUNNING)
+        if not path.exists():
+            return Status(RUNNING)
+        status = read_record(path, Status)
+        check_run_id(path, status.run_id, self.path)
         if missing := status.missing:
             raise damaged(path, f"a run that is {status.state} has no {missing}")
         return status
@@ -180,6 +216,8 @@ class RunFolder:
         if not content:
             return
         self.check_place()
+        if self.size() == 0:
+            content = first_line(self.run_id) + content
         self._metrics.append(content)
 
     def sync(self) -> None:
@@ -218,31 +256,63 @@ class RunFolder:
         self._metrics.close()
 
     def rows(self, *kinds: str) -> Rows:
-        """Return the rows of some kinds, or all; lines that are no row are left out and counted."""
-        return parse_rows(read_bytes(self.metrics_path), *kinds)
+        """Return the rows of some kinds, or all; lines that are no row are left out and counted.
 
-    def metrics_digest(self) -> RowsDigest:
-        """Return the number of rows and the SHA-256 of the metrics, for a run's last status."""
+        Raises:
+            StoreError: The metrics are of another run; or the run is completed, and they are not those that were
+                written. (A run that diverged has no digest while its pack trains.)
+        """
+        status = self.read_status()  # before the metrics, in case that the run completes in between
         content = read_bytes(self.metrics_path)
-        rows = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
-        return RowsDigest(rows, hashlib.sha256(content).hexdigest())
+        run_id, lines = split_first_line(content)
+        if run_id is not None:
+            check_run_id(self.metrics_path, run_id, self.path)
+        written = status.metrics
+        if status.state in COMPLETED_STATES and written is not None and digest(content) != written:
+            raise StoreError(self._change("metrics", digest(content), written))
+        return parse_rows(lines, *kinds)
+
+    def digests(self) -> tuple[RowsDigest, dict[str, RowsDigest]]:
+        """Return the digests of the metrics, and of each file of the statistics, for a run's last status."""
+        return digest(read_bytes(self.metrics_path)), self.statistics.digests()
 
     def metrics_problem(self) -> str:
-        """Return how the metrics of a run differ from its last status, in a line; empty if they do not.
-
-        Empty too before the run is completed: a run that diverged has no digest while its pack trains.
-        """
+        """Return why the metrics of a run cannot be read, in a line; empty if they can."""
         try:
-            status = self.read_status()  # before the metrics, in case that the run completes in between
-            recorded = status.metrics
-            if status.state not in COMPLETED_STATES or recorded is None:
-                return ""
-            current = self.metrics_digest()
+            self.rows("pace")
         except StoreError as error:
             return str(error)
-        if current == recorded:
+        return ""
+
+    def statistics_problem(self, tiers: Collection[str] | None = None) -> str:
+        """Return how the statistics of a completed run differ from those that were written; empty if they do not.
+
+        The intact rows can be read, since each has a checksum. `tiers` are those that are compared, by default all.
+        """
+        try:
+            status = self.read_status()  # before the statistics, as for the metrics
+            if status.state not in COMPLETED_STATES or status.statistics is None:
+                return ""
+            current = self.statistics.digests() if tiers is None else self.statistics.digests(tiers)
+        except StoreError as error:
+            return str(error)
+        for name, written in status.statistics.items():
+            is_compared = tiers is None or name.partition(".")[0] in tiers
+            if is_compared and (change := self._change(f"statistics ({name})", current.get(name), written)):
+                return change
+        return ""
+
+    def _change(self, name: str, current: RowsDigest | None, written: RowsDigest) -> str:
+        """Return how a file differs from what was written, by their digests; empty if it does not."""
+        if current == written:
             return ""
-        if current.rows == recorded.rows:
-            return f"the metrics of run {self.run_id} are not those that were written; restore a copy"
-        rows = f"{counted(current.rows, 'row')} where {recorded.rows} were written"
-        return f"the metrics of run {self.run_id} have {rows}; restore a copy"
+        if current is not None and current.rows == written.rows:
+            return f"the {name} of run {self.run_id} are not those that were written; restore a copy"
+        rows = f"{counted(0 if current is None else current.rows, 'row')} where {written.rows} were written"
+        return f"the {name} of run {self.run_id} have {rows}; restore a copy"
+
+
+def digest(content: bytes) -> RowsDigest:
+    """Return the number of lines and the SHA-256 of the metrics."""
+    lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+    return RowsDigest(lines, hashlib.sha256(content).hexdigest())

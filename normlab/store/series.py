@@ -31,9 +31,14 @@ def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
         if status.state in COMPLETED_STATES and status.steps == 0:
             raise StoreError(f"run {folder.run_id} has no steps (train.steps=0); choose another run")
         if status.step or status.state in COMPLETED_STATES:
-            raise StoreError(f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy")
+            raise StoreError(steps_are_gone(folder))
         raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")
     return series_of(rows)
+
+
+def steps_are_gone(folder: RunFolder) -> str:
+    """Return the problem of a run that has taken steps and has no row of one."""
+    return f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy"
 
 
 def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:

@@ -62,7 +62,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class RowsDigest:
-    """The metrics of a completed run, by which readers notice a changed file."""
+    """The rows of a file of a completed run, by which readers notice that it has changed."""
 
     rows: Count
     sha256: str
@@ -83,6 +83,8 @@ class Status:
 
     state: State
     """A reader uses `RunRecord.state`, which knows killed runs too."""
+    run_id: str = ""
+    """Of the run whose status it is; empty where there is no file."""
     step: Count = 0
     """Updates made."""
     train_loss: float | None = None
@@ -113,6 +115,8 @@ class Status:
     """None before the run is completed."""
     metrics: RowsDigest | None = None
     """None before the run is completed."""
+    statistics: Mapping[str, RowsDigest] | None = None
+    """By the name of each file; None before the run is completed."""
     spikes: Mapping[str, SpikeCount] | None = None
     """Spikes by rule; None if they could not be counted."""
     updated: float | None = None

@@ -248,7 +248,14 @@ def read_evidence(attempt: Attempt) -> Evidence:
             f"{attempt.first_seed} on; make it with `normlab study run {study.arguments}`, or `study replicate`"
         )
     selection = select_runs([str(folder) for folder in folders], attempt.results_dir)
-    results, notes = intact_runs(selection.records)
+    intact, notes = intact_runs(selection.records)
+    results: list[RunRecord] = []
+    for run in intact:
+        # A measure would take the last row that is left for the last row of the run.
+        if problem := run.folder.metrics_problem() or run.folder.statistics_problem():
+            notes.append(f"run {run.run_id} is left out: {problem}")
+        else:
+            results.append(run)
     notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
     checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
     checked = {block for each in checks for block in each.checked}

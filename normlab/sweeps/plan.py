@@ -164,7 +164,7 @@ def _resolve_runs(
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             new.append((config, run_identity))
             warnings |= dict.fromkeys(check_start(config, run_identity, corpora[key].tokenizer))
-        planned = PlannedRun(run_id, list(overrides), plain_tree(config))
+        planned = PlannedRun(run_id, list(overrides), config.recorded())
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")

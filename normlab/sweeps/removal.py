@@ -16,7 +16,7 @@ from normlab.store.files import check_links, delete_temporaries, io_error, is_fi
 from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.hidden import delete_folder, finish_deletions
 from normlab.store.lock import file_lock
-from normlab.store.plans import SEARCH, has_plan, read_plan, run_of
+from normlab.store.plans import SEARCH, Plan, has_plan, read_plan, run_of
 from normlab.store.query import Folder, NoSuchRun, find_folders, find_sweep
 from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
@@ -130,11 +130,14 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
             raise ConfigError(f"{target.name}: exists in {folder.parent}; choose another name")
     # Everything is checked, and locked, before anything changes: neither half would resume under its name.
     with ExitStack() as locks:
-        for old in renames:
-            locks.enter_context(_locked(old))
-            _check_packs(old)
+        plans: dict[Path, Plan] = {}
         for old, target in renames.items():
-            write_plan(old, replace(read_plan(old), name=target.name))  # first: the old folder is found after a kill
+            locks.enter_context(_locked(old))
+            plans[old] = read_plan(old, target.name)
+            _check_packs(old, plans[old])
+        for old, target in renames.items():
+            # First: the old folder is found after a kill.
+            write_plan(old, replace(plans[old], name=target.name))
             try:
                 old.rename(target)
             except OSError as error:
@@ -142,15 +145,14 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
     return renames[folder]
 
 
-def _check_packs(folder: Path) -> None:
+def _check_packs(folder: Path, plan: Plan) -> None:
     """Check that no run of a sweep resumes in a pack, which keeps the name of its sweep; StoreError if one does."""
-    plan = read_plan(folder)
     for run in (run_of(folder, planned) for planned in plan.runs):
         if not run.exists() or _is_completed(run):
             continue
         if len(RunRecord.load(run, allow_lost_status=True).run.pack.runs) > 1:
             raise StoreError(
-                f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {plan.name}; "
+                f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {folder.name}; "
                 "complete the sweep first"
             )
 

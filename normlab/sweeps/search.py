@@ -201,7 +201,7 @@ def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str],
     """
     if until is None:
         return
-    planned = [PlannedRun("", list(varied), plain_tree(config)) for varied, config in composed]
+    planned = [PlannedRun("", list(varied), config.recorded()) for varied, config in composed]
     runs = [RunEntry(RunFolder(Path()), "", options=flatten(each.config), arm=each.arm) for each in planned]
     if len(select_where(runs, [until.against], "seed=until")) == len(runs):
         raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")

@@ -84,8 +84,7 @@ class Worker:
         results, before, self._configs = self._folder.parent.parent, self._configs, []
         for run in runs:
             config = load_config(run.config)
-            if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the results folder was moved
-                config.results_dir = str(results)
+            config.results_dir = str(results)
             if self._on_gpu and config.device == "auto" and resolve_device(config) == "cpu":
                 raise ConfigError(
                     f"device=auto: {NO_GPU}, and the sweep was planned for a GPU; check it with nvidia-smi"

@@ -64,13 +64,17 @@ class Upload:
 
     @classmethod
     def read(cls, run: Path) -> Upload:
-        """Return the content of the file in a run's folder; the default if the file is missing or damaged.
+        """Return the content of the file in a run's folder; the default if it is missing, damaged or of another run.
 
         The next follower then asks W&B, and writes the file anew.
         """
         try:
-            upload = cls(**from_json(read_at_most(_file(run, "json"), LARGEST_RECORD)))
-        except (OSError, ValueError, TypeError):
+            content = from_json(read_at_most(_file(run, "json"), LARGEST_RECORD))
+            run_id = content.pop("run_id")
+            upload = cls(**content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls()
+        if run_id != run.name:
             return cls()
         is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
         return upload if is_place and isinstance(upload.problem, str) else cls()
@@ -81,7 +85,7 @@ class Upload:
         Raises:
             StoreError: The file cannot be written.
         """
-        write_atomic(_file(run, "json"), json.dumps(asdict(self)).encode())
+        write_atomic(_file(run, "json"), json.dumps({"run_id": run.name, **asdict(self)}).encode())
 
 
 def lock_of(run: Path) -> Path:

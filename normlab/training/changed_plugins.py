@@ -17,6 +17,7 @@ from normlab.training.training_run import plugins_of, run_id_of, versions
 class _Started:
     """The part of run.json with the run's options, the versions of its code, and its start time."""
 
+    run_id: str
     identity: dict[str, Any]
     created: float
 

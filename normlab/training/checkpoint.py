@@ -1,8 +1,8 @@
 """Checkpoints of tensors and JSON, without executable content, written atomically.
 
 A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`. The manifest holds
-the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written last. The folder
-has a temporary name until all its files are synced to the disk.
+the run's id and the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written
+last. The folder has a temporary name until all its files are synced to the disk.
 
 A kill needs no sync: what a process wrote, the system still has. Against a power cut, the record is synced before the
 checkpoint that counts its bytes, each file before the folder gets its name, and the folder of all checkpoints before
@@ -30,7 +30,7 @@ from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
 from normlab.store.format import decode, to_json, with_checksum
 from normlab.store.hidden import delete_folder, finish_deletions
-from normlab.store.reading import LARGEST_RECORD, parse_record
+from normlab.store.reading import LARGEST_RECORD, check_run_id, parse_record
 
 FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""
@@ -102,7 +102,9 @@ def save(
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             sync(temporary / name)
-        (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}))
+        (temporary / "manifest.json").write_bytes(
+            with_checksum({"run_id": folder.parent.name, "step": step, "files": parts})
+        )
         sync(temporary / "manifest.json")
         # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
         if final.is_dir():
@@ -140,6 +142,7 @@ def read(folder: Path, step: int) -> Checkpoint:
             manifest = parse_record(file, read_at_most(file, LARGEST_RECORD))
         except ValueError as error:
             raise DamagedCheckpoint(f"{file}: damaged ({error})") from error
+        check_run_id(file, manifest["run_id"], folder.parent)
         if manifest["step"] != step:
             raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
         for name in ("state.safetensors", "meta.json"):

@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     """
     ranks: list[subprocess.Popen[Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, collected_signals() as received:
-        content = {"config": plain_tree(config), "pack": pack, "command": sys.argv, "folder": folder}
+        content = {"config": plain_tree(config), "pack": pack, "folder": folder}
         try:
             for rank in range(config.devices):
                 environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(config.devices)}

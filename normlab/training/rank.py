@@ -66,7 +66,6 @@ def _train(content: Mapping[str, Any]) -> int:
         torch.cuda.set_device(gpu)
     else:
         torch.set_num_threads(max(1, num_threads() // count))
-    sys.argv = content["command"]  # that of the user, for the record
     # With its GPU, NCCL connects here and not in the first step, and a barrier need not guess the GPU.
     dist.init_process_group(
         "gloo" if gpu is None else "nccl", init_method=f"file://{content['folder']}/ranks", rank=rank,

@@ -311,5 +311,8 @@ def _last_status(loop: Loop, run: TrainingRun, state: str, error: BaseException 
     with contextlib.suppress(StoreError):  # the outcome stands without them
         spikes = {each.rule: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(run.folder))}
         status = replace(status, spikes=spikes)
-    # By the digest of its rows, readers notice a changed record.
-    return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status
+    # By these digests, readers notice a changed record.
+    if status.state not in COMPLETED_STATES:
+        return status
+    metrics, statistics = run.folder.digests()
+    return replace(status, metrics=metrics, statistics=statistics)

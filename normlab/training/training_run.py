@@ -13,7 +13,6 @@ import hashlib
 import math
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,11 +29,10 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.errors import StoreError
 from normlab.model.flops import flops_per_token
-from normlab.options import plain_tree
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import plugin_file, version_of
 from normlab.stats.profiles import Profiles
-from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
+from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED, to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.console import Console, Row
@@ -165,7 +163,6 @@ class TrainingRun:
             "progress": asdict(self.progress),
             "last_finite": None if self.last_finite is None else asdict(self.last_finite),
             "diverged": None if self.diverged is None else asdict(self.diverged),
-            "run_id": self.folder.run_id,
         }
 
     def use_recorded(self) -> None:
@@ -203,7 +200,7 @@ class TrainingRun:
     def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Write the weights of a step, beside all those kept before."""
         self.folder.check_place()
-        meta = {"run_id": self.folder.run_id, "diverged": None}
+        meta = {"diverged": None}
         checkpoint.save(self.folder.path / checkpoint.WEIGHTS_FOLDER, step, tensors, meta, keep=range(step))
 
     def restore(self, saved: checkpoint.Checkpoint, tensors: Mapping[str, Tensor]) -> None:
@@ -212,14 +209,13 @@ class TrainingRun:
         Raises:
             StoreError: The checkpoint belongs to another run.
         """
-        meta, problem = saved.meta, ""
+        meta = saved.meta
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if meta.get("run_id") != self.folder.run_id:
-            problem = f"is of run {meta.get('run_id')}"
-        elif shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
-            problem = "holds other tensors than this run"
-        if problem:
-            raise StoreError(f"the checkpoint of step {saved.step} {problem}; restore this run's own, or {FRESH}")
+        if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
+            raise StoreError(
+                f"the checkpoint of step {saved.step} holds other tensors than this run; restore this run's own, or "
+                f"{FRESH}"
+            )
         for name, tensor in tensors.items():
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**meta["progress"])
@@ -279,10 +275,14 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
     return {
         "run_id": run_id,
         "name": config.run.name or run_id,
-        "config": plain_tree(config),
+        "config": config.recorded(),
         "resolved": asdict(resolved),
         # The baselines and the run's evaluations use the same targets.
-        "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
+        "corpus": {
+            **corpus.description,
+            "tokenizer_sha256": hashlib.sha256(to_json(corpus.tokenizer.state())).hexdigest(),
+            "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy()),
+        },
         "identity": run_identity,
         "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
         "warnings": [*config.warnings(), *corpus.warnings()],
@@ -294,7 +294,6 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
             **_library_versions(),
         },
         "git": _git_state(),
-        "command": sys.argv,
         "created": time.time(),
     }
 

@@ -150,7 +150,7 @@ class Record:
             "run": {"name": None, "fresh": False},
             "init": "auto", "device": "auto", "devices": 1, "precision": "auto", "compile": "auto",
             "deterministic": None,
-            "results_dir": "results", "plugins": [],
+            "plugins": [],
         }  # fmt: skip
 
     def overrides(self) -> list[str]:
@@ -199,7 +199,6 @@ class Record:
                 "normlab": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0",
             },
             "git": {"commit": "c" * 40, "diff": ""},
-            "command": ["normlab train", *self.overrides()],
             "created": 1_760_000_000.0,
             "fingerprint": "32c244796f76d676",
             "parameters": [
@@ -302,9 +301,11 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             )
             folder.statistics.append(CORE, statistics)
         status = _status(record, numbers, speed)
-        folder.write_status(
-            status | ({"metrics": asdict(folder.metrics_digest())} if status["state"] in COMPLETED_STATES else {})
-        )
+        if status["state"] in COMPLETED_STATES:
+            metrics, statistics = folder.digests()
+            status["metrics"] = asdict(metrics)
+            status["statistics"] = {name: asdict(each) for name, each in statistics.items()}
+        folder.write_status(status)
     return folder
 
 

@@ -1,15 +1,16 @@
-"""Compare two runs bit for bit, except times and memory."""
+"""Compare two runs bit for bit, except ids, times and memory."""
 
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+from normlab.stats.statistic import TIERS
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 
-TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics"}
-"""Keys that differ between any two runs."""
+TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics", "statistics", "run_id"}
+"""Keys that differ between any two runs; the digests of files with times and ids are among them."""
 
 
 def checkpoints(folder: Path) -> list[int]:
@@ -17,18 +18,16 @@ def checkpoints(folder: Path) -> list[int]:
 
 
 def differences(reference: Path, other: Path) -> list[str]:
-    """Return the differences between two runs' folders, except times and memory."""
+    """Return the differences between two runs' folders, except ids, times and memory."""
     names, other_names = ({str(path.relative_to(f)) for path in f.rglob("*")} for f in (reference, other))
-    if names != other_names or reference.name != other.name:
+    if names != other_names:
         return [f"files {sorted(names ^ other_names)} of {reference.name} and {other.name}"]
     problems = [line for step in checkpoints(reference) for line in differing_state(reference, other, step)]
     for one, two in itertools.zip_longest(rows(reference), rows(other)):
         if one != two:
             problems.append(f"record: {one} and {two}")
             break
-    for one, two in zip(statistics(reference), statistics(other), strict=True):
-        if one.read_bytes() != two.read_bytes():
-            problems.append(f"statistics: {one.name}")
+    problems += [f"statistics: {tier}" for tier in TIERS if statistics(reference, tier) != statistics(other, tier)]
     status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
     if status != other_status or status["state"] not in ("finished", "diverged"):
         problems.append(f"status: {status} and {other_status}")
@@ -56,11 +55,13 @@ def bits(tensor: Any) -> Any:
 def rows(folder: Path) -> list[str]:
     """Return the record's lines without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in lines if json.loads(line)["kind"] != "pace"]
+    return [line for line in lines if json.loads(line)["kind"] not in ("run", "pace")]
 
 
-def statistics(folder: Path) -> list[Path]:
-    return sorted((folder / "stats").glob("*"))
+def statistics(folder: Path, tier: str) -> list[Any]:
+    """Return the columns and the bytes of the numbers of a tier, part by part, and the number of damaged rows."""
+    parts, damaged = RunFolder(folder).statistics.read(tier)
+    return [damaged, *((part.layout, part.steps.tolist(), part.values.tobytes()) for part in parts)]
 
 
 def timeless(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What was added to a record is read once, however it is written, cut and written again."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = train(compose_run([*small_run(tmp_path_factory.mktemp("results")), *options]), trackers=[]).folder
     paths = [folder.metrics_path, *folder.statistics.path.iterdir()]
     return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
+
+
+def empty_folder(record: dict[str, bytes], results: Path) -> RunFolder:
+    """Return the folder of the run, whose name is in its files."""
+    return RunFolder(results / json.loads(record["metrics.jsonl"].splitlines()[0])["run_id"])
 
 
 def write(folder: RunFolder, record: dict[str, bytes], share: float) -> None:
@@ -66,7 +72,7 @@ def assert_equal(found: Keyed, expected: Keyed) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_each_row_is_read_once(seed: int, record: dict[str, bytes], tmp_path: Path) -> None:
     """A reading may find the half of a row, or nothing new."""
-    folder, found, number = RunFolder(tmp_path), Keyed(), 0
+    folder, found, number = empty_folder(record, tmp_path), Keyed(), 0
     added = AddedRecord(folder)
     assert keyed(*added.read()) == {}
     choose = random.Random(seed)
@@ -86,7 +92,7 @@ def test_rows_that_are_written_again_are_read_again(
     kept: float, rewritten: float, record: dict[str, bytes], tmp_path: Path
 ) -> None:
     """A resumed run writes the same rows, but for the times, which may have more digits."""
-    folder = RunFolder(tmp_path)
+    folder = empty_folder(record, tmp_path)
     added = AddedRecord(folder)
     write(folder, record, 0.8)
     found = keyed(*added.read())
@@ -101,7 +107,7 @@ def test_rows_that_are_written_again_are_read_again(
 
 
 def test_damaged_rows_are_left_out(record: dict[str, bytes], tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = empty_folder(record, tmp_path)
     write(folder, record, 1.0)
     number = len(whole(folder))
     metrics, statistics = folder.metrics_path, folder.statistics.path / "core.bin"
@@ -112,7 +118,7 @@ def test_damaged_rows_are_left_out(record: dict[str, bytes], tmp_path: Path) -> 
     content[10] ^= 1
     statistics.write_bytes(content)
     assert len(keyed(*AddedRecord(folder).read())) == number - 3
-    rows = AddedRows(metrics)
+    rows = AddedRows(folder)
     rows.read()
     assert rows.damaged == 2
     metrics.write_bytes(b"".join(lines[:4]))  # as a resumed run does: its rows are read again, and counted once
@@ -121,7 +127,7 @@ def test_damaged_rows_are_left_out(record: dict[str, bytes], tmp_path: Path) -> 
 
 
 def test_statistics_are_read_once_their_description_can_be(record: dict[str, bytes], tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = empty_folder(record, tmp_path)
     write(folder, record, 1.0)
     description = folder.statistics.path / "core.json"
     description.write_bytes(description.read_bytes().replace(b"resid", b"other"))

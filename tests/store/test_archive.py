@@ -19,6 +19,7 @@ from support.run_folders import Command, contents, flip_a_bit
 
 Make = Callable[[zipfile.ZipFile], object]
 
+SHORT = ["model.depth=1", "model.width=8", "model.heads=1", "train.batch_size=2", "train.steps=1", "tracking.wandb=off"]
 RUN, METRICS = "runs/a/run.json", "runs/a/metrics.jsonl"
 
 
@@ -83,6 +84,23 @@ def test_no_file_is_replaced(sweep: Path, run_command: Command) -> None:
     Path("it").mkdir()
     code, _, err = run_command("open", "it.zip")
     assert (code, err) == (2, "error: it: exists; name a new folder with -o FOLDER\n")
+
+
+def test_share_names_the_paths_that_travel(run_command: Command) -> None:
+    """A record has no path of its own machine but those that the user named."""
+    Path("a text.txt").write_text("some words of text " * 400)
+    absolute = Path("words.txt").resolve()
+    absolute.write_text("other words of text " * 400)
+    settings = [*SHORT, "data=files", f"results_dir={Path('results').resolve()}"]
+    assert run_command("sweep", "sweep.name=one", "norm=none,rmsnorm", 'data.path="a text.txt"', *settings)[0] == 0
+    assert run_command("share", "one", "-o", "one.zip") == (0, "one.zip\n", "")
+    with zipfile.ZipFile("one.zip") as made:
+        for name in made.namelist():
+            assert str(Path.cwd()).encode() not in made.read(name), name
+    assert run_command("train", f"data.path={absolute}", "run.name=two", *settings)[0] == 0
+    code, out, err = run_command("share", "two", "-o", "two.zip")
+    assert (code, out) == (0, "two.zip\n")
+    assert err == f"warning: -o two.zip: has the names of folders of this machine, {absolute}\n"
 
 
 def test_a_link_to_another_file_is_not_shared(sweep: Path, run_command: Command) -> None:

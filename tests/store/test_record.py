@@ -25,6 +25,11 @@ STATUS: dict[str, Any] = {
 PATHS = ["../victim", "..", "/victim", "a/b", ".hidden", "a\0b", "\x1b[2J", "\ud800", "x" * 300]
 
 
+def run_json(**options: Any) -> dict[str, Any]:
+    """Return the run.json of a run in the folder `abc`."""
+    return Record(**options).run() | {"run_id": "abc"}
+
+
 def write(path: Path, run: dict[str, Any], status: dict[str, Any] | None = STATUS) -> RunFolder:
     folder = RunFolder.create(path, run)
     if status is not None:
@@ -33,7 +38,7 @@ def write(path: Path, run: dict[str, Any], status: dict[str, Any] | None = STATU
 
 
 def test_every_part_of_a_record_is_an_attribute(tmp_path: Path) -> None:
-    run = RunRecord.load(write(tmp_path / "abc", Record(lr=3e-3, seed=5).run()))
+    run = RunRecord.load(write(tmp_path / "abc", run_json(lr=3e-3, seed=5)))
     assert (run.run_id, run.config.norm.name, run.config.model.depth, run.config.optim.lr) == (
         "abc", "rmsnorm", 4, 3e-3,
     )  # fmt: skip
@@ -47,14 +52,14 @@ def test_every_part_of_a_record_is_an_attribute(tmp_path: Path) -> None:
 
 
 def test_only_the_numbers_of_a_status_may_be_nan(tmp_path: Path) -> None:
-    status = write(tmp_path / "abc", Record().run()).read_status()
+    status = write(tmp_path / "abc", run_json()).read_status()
     assert math.isnan(status.val_loss or 0)
     assert (status.error, status.pack.sweep, status.pack.runs) == ("inf", "nan", ("abc", "inf"))
     assert status.changes_at_resume[1] == "nan"
 
 
 def test_an_option_that_was_added_later_has_its_default(tmp_path: Path) -> None:
-    run = Record().run()
+    run = run_json()
     del run["config"]["train"]["accumulation"]
     assert RunRecord.load(write(tmp_path / "abc", run)).config.train.accumulation == 1
 
@@ -74,7 +79,7 @@ def test_an_option_that_was_added_later_has_its_default(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_run_json_is_damage(path: str, value: Any, tmp_path: Path) -> None:
-    run: dict[str, Any] = copy.deepcopy(Record().run())
+    run: dict[str, Any] = copy.deepcopy(run_json())
     *groups, name = path.split(".")
     part = run
     for group in groups:
@@ -87,9 +92,9 @@ def test_a_wrong_field_of_run_json_is_damage(path: str, value: Any, tmp_path: Pa
     assert entry.problem.isprintable()
 
 
-@pytest.mark.parametrize("name", [name for name in Record().run() if name not in ("command", "parameters", "warnings")])
+@pytest.mark.parametrize("name", [name for name in run_json() if name not in ("parameters", "warnings")])
 def test_run_json_lacks_no_field(name: str, tmp_path: Path) -> None:
-    run = Record().run()
+    run = run_json()
     del run[name]
     entry = RunRecord.read(write(tmp_path / "abc", run))
     assert (entry.state == DAMAGED) == (name not in ("norm", "placement"))
@@ -106,7 +111,7 @@ def test_run_json_lacks_no_field(name: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_a_status_is_damage(change: dict[str, Any], tmp_path: Path) -> None:
-    folder = write(tmp_path / "abc", Record().run(), STATUS | change)
+    folder = write(tmp_path / "abc", run_json(), STATUS | change)
     entry = RunRecord.read(folder)
     assert entry.state == DAMAGED
     assert "status.json: is damaged (" in entry.problem
@@ -114,14 +119,14 @@ def test_a_wrong_field_of_a_status_is_damage(change: dict[str, Any], tmp_path: P
 
 
 def test_a_run_without_a_status_has_none_of_its_numbers(tmp_path: Path) -> None:
-    run = RunRecord.load(write(tmp_path / "abc", Record().run(), None))
+    run = RunRecord.load(write(tmp_path / "abc", run_json(), None))
     assert (run.state, run.outcome, run.status.step, run.status.val_loss) == ("killed", None, 0, None)
     assert "sha256" not in run.folder.run()
 
 
 def test_a_lost_status_of_a_run_with_steps_is_damage(tmp_path: Path) -> None:
     """A run that was killed before its first status has no training rows."""
-    folder = write(tmp_path / "abc", Record().run(), None)
+    folder = write(tmp_path / "abc", run_json(), None)
     folder.append([{"kind": "eval", "step": 0, "loss": 5.0}])
     assert RunRecord.read(folder).state == KILLED
     folder.append([{"kind": "pace", "step": 3, "seconds": 1.0, "tokens_per_s": 9.0}])

@@ -116,12 +116,12 @@ def test_other_folders_are_refused(name: str, run_command: Command) -> None:
 
 
 def test_a_record_outside_of_a_results_folder_is_refused(run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(RUNS / A, "copy")
-    shutil.copytree(SWEEPS / "first", "project")
-    for name in ("copy", "project", "./project"):
+    shutil.copytree(RUNS / A, Path("copy", A))
+    shutil.copytree(SWEEPS / "first", Path("project", "first"))
+    for name in (f"copy/{A}", "project/first", "./project/first"):
         code, _, err = run_command("rm", name, "--yes")
         assert (code, "stays, since it is not in a folder" in err) == (2, True), err
-    monkeypatch.chdir("copy")
+    monkeypatch.chdir(Path("copy", A))
     assert run_command("rm", ".", "--yes")[0] == 2
     assert Path("run.json").exists()
 
@@ -214,6 +214,7 @@ def test_a_run_that_a_new_sweep_uses_is_not_deleted(run_command: Command) -> Non
     """The sweep is planned while the command waits for an answer."""
     planned = removal.plan_removal(["first"], "results")
     shutil.copytree(SWEEPS / "first", SWEEPS / "third")
+    write_plan(SWEEPS / "third", replace(read_plan(SWEEPS / "first"), name="third"))
     with pytest.raises(StoreError, match="sweep third uses it"):
         planned.execute()
     assert left() == (["first", "second", "third"], [A, B, C])
@@ -335,8 +336,19 @@ def test_after_a_kill_the_same_rename_finishes(run_command: Command, monkeypatch
         patch.setattr(Path, "rename", kill)
         with pytest.raises(KeyboardInterrupt):
             removal.rename_sweep("first", "new", "results")
+    code, _, err = run_command("summarize", "first")
+    assert (code, "if `normlab rename first new` was killed, run it again" in err) == (2, True)
     assert run_command("rename", "first", "new")[0] == 0
     assert (read_plan(SWEEPS / "new").name, left()[0]) == ("new", ["new", "second"])
+
+
+def test_the_plan_of_another_sweep_is_not_read(run_command: Command) -> None:
+    shutil.copy(SWEEPS / "second" / "plan.json", SWEEPS / "first" / "plan.json")
+    for command in (["summarize", "first"], ["share", "first", "-o", "it.zip"], ["rename", "first", "new"]):
+        code, out, err = run_command(*command)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "first/plan.json: is of sweep second, not of first" in err
+    assert left()[0] == ["first", "second"]
 
 
 def test_an_incomplete_pack_keeps_the_name_of_its_sweep() -> None:

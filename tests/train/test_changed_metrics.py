@@ -10,9 +10,12 @@ import pytest
 
 from normlab.analysis.table import summarize_by
 from normlab.config.compose import compose_run
+from normlab.errors import StoreError
 from normlab.loaded_run import load
 from normlab.report.cells_table import json_rows
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.studies.measures import StepsTo, TokenTime
 from normlab.training.start import train, train_pack
 from support.run_folders import OVERRIDES, Command
 
@@ -43,7 +46,7 @@ def add_a_row(lines: list[bytes]) -> list[bytes]:
 
 
 def change_a_digit(lines: list[bytes]) -> list[bytes]:
-    return [lines[0].replace(b'"loss":5', b'"loss":4'), *lines[1:]]
+    return [*lines[:1], lines[1].replace(b'"loss":5', b'"loss":4'), *lines[2:]]
 
 
 def rewrite(run: RunFolder, change: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -72,17 +75,20 @@ def test_every_reader_reports_the_problem(
 ) -> None:
     rewrite(run, change_a_digit)
     results, problem = str(run.path.parents[1]), "are not those that were written; restore a copy"
-    for command in (
-        ("inspect", run.run_id, "spikes", "--results-dir", results),
-        ("compare", results, "-o", f"{results}/page.html"),
-        ("train", *OVERRIDES, *CONSTANT, f"results_dir={results}"),
+    for command, expected in (
+        (("inspect", run.run_id, "spikes", "--results-dir", results), 2),
+        (("compare", results, "-o", f"{results}/page.html"), 0),
+        (("figure", "loss", results, "-o", f"{results}/loss.svg"), 2),
+        (("train", *OVERRIDES, *CONSTANT, f"results_dir={results}"), 0),
     ):
         code, _, err = run_command(*command)
-        assert (code, problem in err) == (0, True), command
+        assert (code, problem in err) == (expected, True), command
     assert problem in (Path(results) / "page.html").read_text()
-    capfd.readouterr()
-    assert len(load(run.path).metrics)
-    assert problem in capfd.readouterr().err
+    with pytest.raises(StoreError, match=problem):
+        load(run.path).metrics  # noqa: B018
+    for measure in (StepsTo(9.0), TokenTime()):
+        with pytest.raises(StoreError, match=problem):
+            measure.value(RunRecord.load(run))
     (row,) = json_rows(summarize_by(results, ["norm"], target=99.0))
     assert (row["target_runs"], row["target_reached"]) == (0, 0)
     assert [warning for warning in row["warnings"] if problem in warning]
@@ -91,7 +97,7 @@ def test_every_reader_reports_the_problem(
 def test_started_and_running_runs_are_not_reported(run: RunFolder) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
-    assert run.status()["metrics"]["rows"] == len(run.rows().rows)
+    assert run.status()["metrics"]["rows"] == 1 + len(run.rows().rows)  # the first line has the run's id
     assert "spikes" in run.status()
     start = ("train.steps=20", f"train.start_from={run.run_id}")
     longer = train(compose_run([*OVERRIDES, *CONSTANT, *start, f"results_dir={results}"]), trackers=[]).folder
@@ -107,5 +113,7 @@ def test_each_run_of_a_pack_stores_the_digest_of_its_rows(tmp_path: Path) -> Non
     outcomes = train_pack(configs, [[], []], pack={"sweep": "some", "number": 0})
     assert [outcome.state for outcome in outcomes] == ["finished", "diverged"]
     for outcome in outcomes:
-        assert outcome.status.metrics == outcome.folder.metrics_digest() == outcome.folder.read_status().metrics
+        digests = outcome.folder.digests()
+        for status in (outcome.status, outcome.folder.read_status()):
+            assert (status.metrics, status.statistics) == digests
     assert math.isfinite(outcomes[0].status.val_loss or math.nan)

@@ -195,5 +195,5 @@ def test_a_rank_gives_its_gpu_to_nccl(
     for name, number in (("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, number)
     config = compose_run([*small_run(tmp_path), f"device={device}", "devices=2"])
-    assert rank.main({"config": plain_tree(config), "pack": None, "command": [], "folder": str(tmp_path)}) == 2
+    assert rank.main({"config": plain_tree(config), "pack": None, "folder": str(tmp_path)}) == 2
     assert groups == ([gpu] if gpu else []) + [(backend, gpu)]

@@ -163,7 +163,7 @@ def test_checkpoint_of_another_run_fails(train: Train, command: Command, interru
     before = contents(folder.path)
     code, out, err = command()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"the checkpoint of step 11 is of run {other.run_id}; restore this run's own, or" in err
+    assert f"step_00000011/manifest.json: is of run '{other.run_id}', not of run {folder.run_id}; put back" in err
     assert contents(folder.path) == before
 
 

@@ -73,7 +73,9 @@ def test_a_folder_with_an_equals_sign_is_a_run(
     records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
-    path = records[0].folder.path.rename(tmp_path / "lr=3")
+    path = tmp_path / "lr=3" / records[0].run_id
+    path.parent.mkdir()
+    records[0].folder.path.rename(path)
     code, out, _ = run_command("verify", str(path))
     assert (code, out.splitlines()[-1].startswith("1 check: all hold")) == (0, True)
 

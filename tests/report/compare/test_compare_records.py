@@ -39,7 +39,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert "is damaged (its checksum does not match)" in note["bare"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
-    assert note["torn"].startswith("3 lines of the metrics cannot be read")
+    assert "metrics.jsonl: damaged rows, left out: 2" in note["torn"]
     assert note["new"] == "planned by the sweep mine, not started"
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]

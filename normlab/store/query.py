@@ -192,8 +192,15 @@ def sweep_folders(results_dir: Folder) -> list[Path]:
 
 def find_sweep(name: str, results_dir: Folder) -> Path | None:
     """Return the folder of the sweep with a path or a name; None if there is none."""
-    folders = [Path(name), *([sweep_folder(results_dir, name)] if len(Path(name).parts) == 1 else [])]
+    path = _path(name)
+    folders = [path, *([sweep_folder(results_dir, name)] if len(path.parts) == 1 else [])]
     return next(filter(has_plan, folders), None)
+
+
+def _path(name: str) -> Path:
+    """Return the path of a name without `..`, because the results folder is found by the names above a sweep's."""
+    path = Path(name)
+    return Path(os.path.abspath(path)) if ".." in path.parts else path
 
 
 def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Path | None, list[RunFolder]]]:
@@ -234,7 +241,7 @@ def is_run(folder: Path) -> bool:
 
 
 def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
-    folder = Path(name)
+    folder = _path(name)
     sweep = sweep_folder(results_dir, name) if len(folder.parts) == 1 else folder
     if has_plan(folder):
         return _sweep(folder)

@@ -24,7 +24,7 @@ from normlab.parsing import is_whole_number
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
 from normlab.store.query import find_runs, is_run, resolve_run
-from normlab.store.reading import first_line, split_first_line
+from normlab.store.reading import first_line, read_bytes, split_first_line
 from normlab.store.record import Setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
@@ -165,7 +165,7 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
     saved = read_start(config)
     shutil.rmtree(folder.path / STATISTICS_FOLDER, ignore_errors=True)  # a killed process may have copied a part
     other.statistics.copy(folder.path, before=step)
-    _, rows = split_first_line(other.metrics_path.read_bytes()[: saved.meta["metrics_bytes"]])
+    _, rows = split_first_line(read_bytes(other.metrics_path)[: saved.meta["metrics_bytes"]])
     metrics = first_line(folder.run_id) + rows
     meta = {**saved.meta, "metrics_bytes": len(metrics)}
     checkpoint.save(folder.path / checkpoint.FOLDER, step, saved.tensors, meta)

@@ -1,12 +1,12 @@
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Record
+from synthetic_runs import Record, write_sweep
 
 from normlab.errors import StoreError
 from normlab.parsing import read_at_most
 from normlab.store.plans import Plan, sweep_folder
-from normlab.store.query import find_runs, resolve_run
+from normlab.store.query import find_runs, resolve_run, select_runs
 from normlab.store.runs import RunFolder
 from normlab.sweeps.files import write_plan
 
@@ -136,6 +136,14 @@ def test_unknown_query_lists_the_runs_and_the_nearest(results):
         resolve_run("secnd", results)
     with pytest.raises(StoreError, match=r"no runs in .*missing.*normlab train"):
         resolve_run("x", results / "missing")
+
+
+def test_a_sweep_is_found_from_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = write_sweep(tmp_path / "results", "first", [Record(steps=20, depth=1, width=8, warmup_steps=2)])
+    (first.parent / "second").mkdir()
+    monkeypatch.chdir(first.parent / "second")
+    selection = select_runs("../first", "results")
+    assert (len(selection.started), selection.home) == (1, first)
 
 
 def test_unknown_query_names_the_nearest_sweep_where_a_sweep_may_be_named(results: Path) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import operator
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -68,9 +68,11 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check(config: Any, prefix: str = "") -> None:
-    """Check every value of a config tree against its own limits."""
+def check(config: Any, prefix: str = "", checked: Collection[str] = ()) -> None:
+    """Check every value of a config tree against its own limits, but for fields that are `checked` already."""
     for name, limits in _limits(type(config)).items():
+        if name in checked:
+            continue
         value = getattr(config, name)
         if value is None or (not limits and isinstance(value, str | bool)):
             continue

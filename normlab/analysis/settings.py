@@ -9,12 +9,12 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, did_you_mean
-from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten
+from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten_groups
 
 Entry = TypeVar("Entry", bound=RunEntry)
 
@@ -223,23 +223,44 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
 # Settings that differ
 
 
-@lru_cache(maxsize=4096)  # every warning about a table compares the settings of all runs
-def settings_of(run: RunRecord) -> Mapping[str, Setting]:
+class Settings(dict[str, Setting]):
+    """All settings that a run's loss depends on, by name. Runs with equal settings share one object: do not change it.
+
+    A dict has no weak references, and its subclass has.
+    """
+
+
+# Every warning about a table compares the settings of all runs.
+_settings_of_runs = WeakKeyDictionary[RunRecord, Settings]()
+_different_settings = WeakValueDictionary[str, Settings]()
+
+
+def settings_of(run: RunRecord) -> Settings:
     """Return all settings that a run's loss depends on, except learning rate and seeds.
 
     The config options are those of the run's identity, which excludes options that cannot change a number. The corpus
     replaces the `data` options that selected it.
     """
+    settings = _settings_of_runs.get(run)
+    if settings is None:
+        settings = read_settings(run)
+        # The representation, because 1 and true are equal keys.
+        settings = _different_settings.setdefault(repr(settings), settings)
+        _settings_of_runs[run] = settings
+    return settings
+
+
+def read_settings(run: RunRecord) -> Settings:
     options = {
         option: value
-        for option, value in flatten(run.run.identity.config).items()
+        for option, value in flatten_groups(run.run.identity.config).items()
         if option not in (LR, *SEEDS) and not option.startswith("data.")
     }
     if run.config.model.mlp_width == run.config.model.default_mlp_width:
         options["model.mlp_width"] = None  # it follows from other options
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
     code = {name: str(run.run.identity.versions[part])[:8] for part, name in _CODE.items()}
-    return environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init}
+    return Settings(environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init})
 
 
 def is_config_option(name: str) -> bool:
@@ -253,7 +274,7 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
     name differ. Different init rules are reported if the option `init` differs, not if they follow from the placement.
     Different code is reported if no option explains the difference.
     """
-    runs = list({tuple(run.items()): run for run in runs}.values())  # most runs have equal settings
+    runs = list({id(run): run for run in runs}.values())  # most runs have equal settings, which are one object
     different: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
         values = [run.get(name) for run in runs]

@@ -9,7 +9,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -402,7 +404,8 @@ def parse_config(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record, for readers.
 
     The norm and the placement are of their base classes and lack the options of their own, because their classes may be
-    a plugin's. An option that a later version added has its default.
+    a plugin's. An option that a later version added has its default. Configs share their equal groups: do not change
+    them.
 
     Raises:
         ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one
@@ -411,13 +414,31 @@ def parse_config(tree: Mapping[str, Any]) -> RunConfig:
     config = _convert(tree, RunConfig)
     if config.optim.name not in OPTIMIZERS:
         raise ConfigError(unknown("optim", config.optim.name, OPTIMIZERS))
-    config.optim = _convert(tree["optim"], OPTIMIZERS[config.optim.name], "optim")
-    # Any name that is not a corpus of normlab is a dataset of the hub.
-    config.data = _convert(tree["data"], DATA.get(config.data.name, HubData), "data")
-    for group in ("model", "train", "eval", "stats", "tracking", "run"):
-        _convert(tree.get(group, {}), type(getattr(config, group)), group)
-    check(config)
+    kinds: dict[str, type[Any]] = {
+        "optim": OPTIMIZERS[config.optim.name],
+        # Any name that is not a corpus of normlab is a dataset of the hub.
+        "data": DATA.get(config.data.name, HubData),
+        **_KINDS,
+    }
+    for group, kind in kinds.items():
+        setattr(config, group, _parse_group(group, kind, msgspec.json.encode(tree.get(group, {}))))
+    check(config, checked=kinds)
     return config
+
+
+_KINDS = {
+    "model": ModelConfig, "train": TrainConfig, "eval": EvalConfig, "stats": StatsConfig, "tracking": TrackingConfig,
+    "run": RunOptions,
+}  # fmt: skip
+"""The class of each group that has one class."""
+
+
+@lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
+def _parse_group(group: str, kind: type[T], content: bytes) -> T:
+    """Return the options of a group, which `content` has as JSON, checked; equal contents give the same object."""
+    options = _convert(msgspec.json.decode(content), kind, group)
+    check(options, f"{group}.")
+    return options
 
 
 def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
@@ -426,7 +447,7 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: As `parse_config`, or a norm or a placement is unknown because a plugin is missing.
     """
-    config = parse_config(tree)
+    config = deepcopy(parse_config(tree))
     registries: dict[str, Mapping[str, Any]] = {"norm": NORMS, "placement": PLACEMENTS}
     for group, registry in registries.items():
         name = getattr(config, group).name

@@ -74,12 +74,12 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
 
 def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
     """Return each run of several selections once, with its arm, or with a conflict if it has arms of two names."""
-    merged: dict[Path, RunEntry] = {}
-    sweep_of: dict[Path, str] = {}
+    merged: dict[object, RunEntry] = {}
+    sweep_of: dict[object, str] = {}
     """The sweep of which a run has its arm."""
     for selection in selections:
         for record in selection.records:
-            path = record.folder.path.resolve()
+            path = _identity(record.folder.path)
             first = merged.get(path, record)
             if first.arm_conflict is not None:
                 continue
@@ -92,6 +92,15 @@ def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
             elif path not in merged or not first.arm:
                 merged[path], sweep_of[path] = record, selection.name
     return list(merged.values())
+
+
+def _identity(folder: Path) -> object:
+    """Return what two paths to one folder have in common: its device and inode, or the path if there is none yet."""
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return folder.resolve()
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
@@ -231,13 +240,15 @@ def is_run(folder: Path) -> bool:
 
     A run that is killed before it starts leaves a folder without both files.
     """
-    try:
-        with os.scandir(folder) as entries:
-            return any(entry.name in (RUN_FILE, STATUS_FILE) for entry in entries)
-    except PermissionError:
-        return True
-    except (OSError, ValueError):  # no path has a NUL or a lone surrogate
-        return False
+    for name in (RUN_FILE, STATUS_FILE):
+        try:
+            os.lstat(os.path.join(folder, name))  # not a list of the folder, which takes ten times as long
+            return True
+        except PermissionError:
+            return True
+        except (OSError, ValueError):  # no path has a NUL or a lone surrogate
+            continue
+    return False
 
 
 def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:

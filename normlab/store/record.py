@@ -10,8 +10,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.schema import RunConfig, parse_config
@@ -48,6 +51,22 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
         else:
             flat[prefix + key] = as_setting(value)
     return flat
+
+
+def flatten_groups(tree: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the same as `flatten`, but flatten equal groups of many configs once."""
+    flat: dict[str, Setting] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(_flatten_group(key, msgspec.json.encode(value)))
+        else:
+            flat[key] = as_setting(value)
+    return flat
+
+
+@lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
+def _flatten_group(group: str, content: bytes) -> dict[str, Setting]:
+    return flatten(msgspec.json.decode(content), f"{group}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +273,7 @@ class RunRecord(RunEntry):
                 raise StoreError(f"{folder.path / STATUS_FILE}: is missing; {RESTORES_STATUS}")
             config = parse_config(run.config)  # checks the type and the limits of every value
             config.results_dir = str(folder.path.parent.parent)
-            return cls(folder, state, options=flatten(run.config), run=run, config=config, status=status)
+            return cls(folder, state, options=flatten_groups(run.config), run=run, config=config, status=status)
         except ConfigError as error:
             raise damaged(folder.path / RUN_FILE, error) from error
         except OSError as error:

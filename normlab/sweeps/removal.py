@@ -16,9 +16,9 @@ from normlab.store.files import check_links, delete_temporaries, io_error, is_fi
 from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.hidden import delete_folder, finish_deletions
 from normlab.store.lock import file_lock
-from normlab.store.plans import SEARCH, Plan, has_plan, read_plan, run_of
+from normlab.store.plans import SEARCH, Plan, has_plan, read_plan, read_used_runs, run_of
 from normlab.store.query import Folder, NoSuchRun, find_folders, find_sweep
-from normlab.store.record import RunRecord, flatten
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.sweeps.files import read_queue, write_plan
 from normlab.tracking.uploads import is_sending
@@ -44,7 +44,7 @@ class Removal:
         with ExitStack() as locks:
             for sweep in self.sweeps:
                 locks.enter_context(_locked(sweep))
-            users = _users({run.path.parent.parent for run in self.runs}, self.sweeps, self.only_checkpoints)
+            users = _users([run.path for run in self.runs], self.sweeps, self.only_checkpoints)
             for run in self.runs:
                 if run.path in users:
                     raise StoreError(f"run {run.run_id}: sweep {users[run.path][0]} uses it since a moment; try again")
@@ -86,7 +86,7 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
     for path in (*sweeps, *runs):
         with _locked(path):
             pass
-    users = _users({path.parent.parent for path in runs}, () if only_checkpoints else sweeps, only_checkpoints)
+    users = _users(runs, () if only_checkpoints else sweeps, only_checkpoints)
     kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
     if only_checkpoints:
         open_runs = [path for path in runs if not _is_completed(runs[path])]
@@ -195,22 +195,25 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _users(results: Collection[Path], without: Collection[Path], only_starts: bool = False) -> dict[Path, list[str]]:
-    """Return the names of the sweeps that use each run, by the run's folder.
+def _users(runs: Collection[Path], without: Collection[Path], only_starts: bool = False) -> dict[Path, list[str]]:
+    """Return the names of the sweeps that use each of some runs, by the run's folder; `without` are sweeps to ignore.
 
     A sweep uses the runs of its plan, and those from which runs of its plan start. With `only_starts` it uses the
     latter only, until all runs that start from them exist.
     """
     users: dict[Path, dict[str, None]] = {}
+    results = dict.fromkeys(path.parent.parent for path in runs)
     for folder in (folder for each in results for folder in sorted((each / SWEEPS_FOLDER).glob("[!.]*"))):
         if not has_plan(folder) or folder in without:
             continue
-        for planned in read_plan(folder).runs:
-            start = str(flatten(planned.config).get("train.start_from")).rpartition("@")[0]
-            used = [start] if only_starts else [planned.run_id, start]
-            if not (only_starts and run_of(folder, planned).exists()):
-                for run_id in used:
-                    users.setdefault(folder.parent.parent / RUNS_FOLDER / run_id, {})[folder.name] = None
+        folder_of_runs = folder.parent.parent / RUNS_FOLDER
+        named = {path.name for path in runs if path.parent == folder_of_runs}
+        for run_id, start in read_used_runs(folder):
+            # Few runs are named, and a sweep may have ten thousand.
+            used = named & ({start} if only_starts else {run_id, start})
+            if used and not (only_starts and RunFolder(folder_of_runs / run_id).exists()):
+                for each in used:
+                    users.setdefault(folder_of_runs / each, {})[folder.name] = None
     return {path: list(names) for path, names in users.items()}
 
 

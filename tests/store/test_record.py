@@ -2,14 +2,18 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from synthetic_runs import Record
 
+from normlab.analysis import settings
+from normlab.config.schema import config_from_record
 from normlab.store.format import DAMAGED, KILLED, RUNNING
-from normlab.store.record import RunRecord
+from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
 
 STATUS: dict[str, Any] = {
@@ -136,3 +140,28 @@ def test_a_lost_status_of_a_run_with_steps_is_damage(tmp_path: Path) -> None:
     assert RunRecord.load(folder, allow_lost_status=True).state == KILLED  # so that the run can resume
     with folder.lock():
         assert RunRecord.read(folder).state == RUNNING
+
+
+def test_equal_groups_of_configs_are_parsed_and_flattened_once(tmp_path: Path) -> None:
+    runs = [RunRecord.load(write(tmp_path / f"{seed}", run_json(seed=seed) | {"run_id": f"{seed}"})) for seed in (1, 2)]
+    first, second = (run.config for run in runs)
+    groups = ("model", "optim", "train", "eval", "stats", "tracking", "run")
+    assert all(getattr(first, group) is getattr(second, group) for group in groups)
+    assert [(run.config.seed, run.config.data.seed, run.options["data.seed"]) for run in runs] == [(1, 1, 1), (2, 2, 2)]
+    assert all(run.options == flatten(run.run.config) for run in runs)
+
+
+def test_a_config_that_may_be_changed_shares_no_group(tmp_path: Path) -> None:
+    tree = RunRecord.load(write(tmp_path / "abc", run_json())).run.config
+    assert config_from_record(tree).optim is not config_from_record(tree).optim
+
+
+def test_equal_settings_of_many_runs_are_read_once_and_are_one_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunRecord.load(write(tmp_path / "abc", run_json()))
+    runs = [replace(run) for _ in range(5000)]
+    reads = Mock(side_effect=settings.read_settings)
+    monkeypatch.setattr(settings, "read_settings", reads)
+    assert len({id(settings.settings_of(each)) for _ in range(2) for each in runs}) == 1
+    assert reads.call_count == len(runs)

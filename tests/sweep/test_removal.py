@@ -90,6 +90,14 @@ def test_a_run_from_which_a_sweep_starts_others_is_refused(run_command: Command)
     assert (code, "used by sweep first" in err) == (2, True)
 
 
+def test_of_the_plans_only_the_runs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "read_plan", None)
+    monkeypatch.setattr("normlab.store.query.read_plan", None)
+    assert [run.run_id for run in removal.plan_removal([C], "results", only_checkpoints=True).runs] == [C]
+    with pytest.raises(StoreError, match=f"run {C}: is used by sweep second;"):
+        removal.plan_removal([C], "results")
+
+
 def test_it_asks_on_a_terminal_and_refuses_without_one(run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(Path("results"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)

@@ -20,7 +20,7 @@ import numpy as np
 from normlab.analysis.cells import BAD_OUTCOMES
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.settings import select_where
+from normlab.analysis.settings import SEEDS, select_where
 from normlab.analysis.table import summarize_by
 from normlab.config.arms import SweepDesign, design_of
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
@@ -32,7 +32,7 @@ from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
 from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.record import RunEntry, RunRecord, flatten
+from normlab.store.record import RunEntry, RunRecord, Setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.stored_plan import all_completed, is_completed
@@ -42,7 +42,8 @@ AT_ONCE = 4
 BLOCK = 4
 """Seeds that are added at once with `seed=until(...)`."""
 SEED = 1_000_000
-"""The seed of every trial; the results have others."""
+"""The seed of every trial, and of the order of its data; the runs that judge have others (`_check_seeds`)."""
+_OF_TRIALS = (f"seed={SEED}", f"data.seed={SEED}")
 JOURNAL = "search.journal"
 """The trials as Optuna's journal, in the folder of the search."""
 
@@ -85,6 +86,7 @@ def planned_sweeps(
         return
     options, composed = compose_sweep(rest, configs)
     _check_baseline(until, composed)
+    judging = [flatten(plain_tree(config)) for _, config in composed]
     _check_limits(ranges, rest, configs, [config for _, config in composed])
     if options.name is not None and options.name.endswith(SEARCH):
         raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
@@ -92,6 +94,8 @@ def planned_sweeps(
     texts = [*map(repr, ranges), *(text for text in rest if not text.startswith("sweep."))]
     name = options.name or f"search-{canonical_hash(sorted(texts))[:8]}"
     folder = sweep_folder(composed[0][1].results_dir, f"{name}{SEARCH}")
+    if has_plan(folder.with_name(name)):  # an earlier command may have judged more seeds
+        judging += [flatten(run.config) for run in read_plan(folder.with_name(name)).runs]
     trials: dict[Cell, list[Trial]] = {cell: [] for cell in cells}
     results = _results(folder, cells)
     for first in range(0, options.trials, AT_ONCE):
@@ -105,7 +109,8 @@ def planned_sweeps(
         if is_last or any(values not in results[cell] for cell in cells for values in proposals[cell]):
             planned_before = _planned(folder, cells)
             runs = {cell: list(dict.fromkeys([*proposals[cell], *planned_before[cell]])) for cell in cells}
-            _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, runs))
+            _, composed = compose_sweep([*without_seeds(rest), *_OF_TRIALS], configs, partial(_of_cell, runs))
+            _check_seeds([config for _, config in composed], judging)
             search = replace(options, name=folder.name)
             trials_design = replace(design, baseline="")
             planned = make_plan(search, composed, show_progress, extend=not is_new, design=trials_design)
@@ -207,6 +212,22 @@ def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str],
         raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")
 
 
+def _check_seeds(trials: Sequence[RunConfig], judging: Sequence[Mapping[str, Setting]]) -> None:
+    """Check that no trial has a seed of the runs that judge: the best trial would be the best on this very seed.
+
+    Raises:
+        ConfigError: One has. An arm, or a preset of the user, may set the seeds of both.
+    """
+    for option in SEEDS:
+        judged = {options.get(option) for options in judging}
+        for trial in trials:
+            if (seed := flatten(plain_tree(trial))[option]) in judged:
+                raise ConfigError(
+                    f"{option}={seed}: is a seed of the trials of the search, so no run with it can judge what the "
+                    "search finds; choose other seeds, or leave the search out"
+                )
+
+
 def _check_limits(
     ranges: Sequence[Range], overrides: Sequence[str], configs: UserConfigs, composed: Sequence[RunConfig]
 ) -> None:
@@ -222,7 +243,7 @@ def _check_limits(
         takes_numbers = all(_takes_numbers(each.option, config) for config in composed)
         for limit in (each.low, each.high):
             try:
-                compose_sweep([*without_seeds(overrides), f"seed={SEED}", each.text(limit)], configs)
+                compose_sweep([*without_seeds(overrides), *_OF_TRIALS, each.text(limit)], configs)
             except ConfigError as error:
                 advice = f"; choose another limit, as in {EXAMPLE}" if takes_numbers else ""
                 raise ConfigError(f"{each.option}=search({each.low:g},{each.high:g}): {error}{advice}") from error

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -106,6 +107,27 @@ def test_each_cell_is_judged_at_its_best_trial(searched: Callable[..., list[Plan
     assert [seed for _, _, seed in rates(judged.plan)] == [0, 1, 2, 0, 1, 2]
     assert "norm=dyt optim.lr=0.0" in judged.plan.notes[1]
     assert "the best of 10 trials (loss 2.0" in judged.plan.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "named"),
+    [
+        (f"seed=0,{SEED}", f"seed={SEED}"),
+        (f"data.seed={SEED}", f"data.seed={SEED}"),
+        ("arm=[a: norm=rmsnorm seed=3, b: norm=dyt]", "seed=3"),
+        ("arm=[a: norm=rmsnorm data.seed=3, b: norm=dyt]", "data.seed=3"),
+    ],
+)
+def test_a_seed_of_the_trials_judges_nothing(seeds: str, named: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(named)}: is a seed of the trials"):
+        next(planned_sweeps([*overrides, seeds, "sweep.name=found", "optim.lr=search(1e-4,1e-1)"]))
+
+
+def test_a_seed_that_an_earlier_command_has_judged_tries_nothing(overrides: list[str]) -> None:
+    _, planned = next(planned_sweeps([*overrides, f"seed=0,{SEED}", "sweep.name=found"]))
+    train(planned, most=0)
+    with pytest.raises(ConfigError, match=f"^seed={SEED}: is a seed of the trials"):
+        next(planned_sweeps([*overrides, *GRID]))
 
 
 def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(

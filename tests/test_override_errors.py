@@ -3,11 +3,12 @@
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from normlab import catalogue
-from normlab.config.compose import compose_run, compose_sweep
+from normlab.config.compose import UserConfigs, compose_run, compose_sweep
 from normlab.config.override_errors import all_options
 from normlab.errors import ConfigError
 
@@ -97,6 +98,40 @@ def test_what_the_message_tells_to_write_composes(typed: str, written: str) -> N
     message = str(caught.value)
     assert written in message or shlex.quote(written) in message
     compose_sweep([written])
+
+
+DIGITS = "1" * 5000
+"""More digits than Python reads as an integer."""
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [f"seed={DIGITS}", f"optim.lr={DIGITS}", f"train.keep=[{DIGITS}]", f"seed=range({DIGITS})", f"norm={DIGITS}"],
+)
+def test_a_number_of_thousands_of_digits_is_out_of_range(typed: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(typed)}: has a whole number .* at most {2**63 - 1}, "):
+        compose_sweep([typed])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"seed: {DIGITS}", "has a whole number of thousands of digits"),
+        (f"optim: {{lr: {2**1024}}}", "has a whole number that is too large for a float"),
+        (f"seed: {2**1024}", "is outside the range of int64"),
+    ],
+)
+def test_a_number_of_a_config_file_is_out_of_range(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError, match=message):
+        compose_run(["+experiment=mine"], UserConfigs(folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize("pack", [0, 10**9 + 1, 2**63])
+def test_a_pack_has_a_range(pack: int) -> None:
+    with pytest.raises(ConfigError, match=f"^sweep.pack={pack}: choose auto, off, or a number from 1 to 1000000000$"):
+        compose_sweep([f"sweep.pack={pack}"])
 
 
 def test_the_list_of_an_option_is_told_to_a_run() -> None:

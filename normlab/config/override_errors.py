@@ -28,7 +28,7 @@ from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
-from normlab.options import option_fields
+from normlab.options import LARGEST_INTEGER, option_fields
 from normlab.paths import config_dir
 from normlab.placements.base import OTHER_NAMES, PLACEMENTS
 
@@ -174,8 +174,14 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         return _wrong_file(file[1], error, job)
     if isinstance(error, InvalidOperation):  # Hydra reads the numbers of a range as decimals
         return ConfigError(f"{typed}: the numbers of a range must be finite; set other numbers")
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):  # Python's limit of 4,300 digits
+        return ConfigError(
+            f"{typed}: has a whole number of thousands of digits; choose at most {LARGEST_INTEGER}, the largest int64"
+        )
     if isinstance(error, OverflowError) and (key_line := re.search(r"full_key: (\S+)", str(error))):
         return ConfigError(f"{_typed(key_line[1], job)}: is too large; set another value")
+    if isinstance(error, OverflowError):
+        return ConfigError(f"{typed}: has a whole number that is too large for a float; set another value")
     cause = _cause(error)
     if cause is not None and cause.full_key:
         key = str(cause.full_key).partition("[")[0]  # without the index of a list

@@ -14,6 +14,8 @@ _RESERVED = (
 )
 """Options of sbatch that normlab sets, so that sweep.slurm.extra may not."""
 
+MOST_PACKED = 10**9
+"""The largest sweep.pack, above the runs of any sweep."""
 NODE_GPU_BYTES = 16 * 2**30
 """Assumed memory of a Slurm node's GPU: the smallest in common use."""
 
@@ -74,8 +76,8 @@ class SweepOptions:
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack not in ("auto", "off"):
-            if not is_whole_number(self.pack) or int(self.pack) < 1:
-                raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of at least 1")
+            if not is_whole_number(self.pack) or not 1 <= int(self.pack) <= MOST_PACKED:
+                raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number from 1 to {MOST_PACKED}")
             self.pack = str(int(self.pack))
 
     @property

@@ -24,11 +24,8 @@ from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RU
 from normlab.store.outcome import OUTCOMES, References
 from normlab.store.reading import RESTORES_STATUS, Count, damaged
 from normlab.store.runs import RunFolder
-from normlab.store.status import RecordedPack, Status
+from normlab.store.status import YEAR_10000, RecordedPack, Status
 from normlab.store.throughput import Compute
-
-YEAR_10000 = 253402300800
-"""The first Unix time, in seconds, that no date of Python's holds."""
 
 UNFINISHED = "unfinished"
 RESULTS = (*OUTCOMES, FAILED, UNFINISHED)

@@ -14,6 +14,9 @@ from normlab.store.format import DIVERGED, FINISHED, STATES
 from normlab.store.outcome import LARGEST_LOSS, MARGIN, OUTCOMES, STUCK, References, format_loss, outcome
 from normlab.store.reading import Count
 
+YEAR_10000 = 253402300800
+"""The first Unix time, in seconds, that no date of Python's holds."""
+
 State = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATES)})$")]
 Outcome = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OUTCOMES)})$")]
 
@@ -126,6 +129,8 @@ class Status:
         for loss in (self.train_loss, self.val_loss, self.best_val_loss, self.initial_val_loss):
             if loss is not None and LARGEST_LOSS < abs(loss) < math.inf:
                 raise ValueError(f"{loss} is no loss")
+        if self.updated is not None and not 0 <= self.updated < YEAR_10000:
+            raise ValueError(f"{self.updated} is no time")
 
     @property
     def pack_size(self) -> int:

@@ -12,9 +12,10 @@ from synthetic_runs import Record
 
 from normlab.analysis import settings
 from normlab.config.schema import config_from_record
-from normlab.store.format import DAMAGED, KILLED, RUNNING
+from normlab.store.format import DAMAGED, KILLED, RUNNING, with_checksum
 from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
+from normlab.store.status import YEAR_10000
 
 STATUS: dict[str, Any] = {
     "state": "diverged", "step": 40, "steps": 100, "val_loss": math.nan, "best_val_loss": 2.5, "initial_val_loss": 5.5,
@@ -120,6 +121,13 @@ def test_a_wrong_field_of_a_status_is_damage(change: dict[str, Any], tmp_path: P
     assert entry.state == DAMAGED
     assert "status.json: is damaged (" in entry.problem
     assert "delete this one file" in entry.problem
+
+
+@pytest.mark.parametrize("seconds", [2**63, 10**400, -1, YEAR_10000])
+def test_a_time_that_no_date_holds_is_damage(seconds: int, tmp_path: Path) -> None:
+    folder = write(tmp_path / "abc", run_json(), None)
+    (folder.path / "status.json").write_bytes(with_checksum(STATUS | {"run_id": "abc", "updated": seconds}))
+    assert "status.json: is damaged (" in RunRecord.read(folder).problem
 
 
 def test_a_run_without_a_status_has_none_of_its_numbers(tmp_path: Path) -> None:

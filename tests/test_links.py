@@ -1,6 +1,7 @@
 """No command changes a file outside of the folder of a run or a sweep, whatever a record of someone else holds."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
-from normlab.store.files import check_links, is_file_name
+from normlab.store.files import AppendFile, check_links, is_file_name
 from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.studies.report import write_report
@@ -120,6 +121,38 @@ def test_a_link_in_a_sweep_is_refused(link: str, run: RunFolder, tmp_path: Path,
         assert (code, err.count("\n")) == (2, 1), (command, err)
         assert f"{sweep / link}: is a symbolic link to {victim}" in err
         assert contents(victim) == before, command
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "stats/core.bin", "lock"])
+def test_a_file_with_another_name_is_not_changed(
+    name: str, run: RunFolder, tmp_path: Path, run_command: Command
+) -> None:
+    """A stranger's record may share a file with a folder of the user; so may a copy by `cp -al`."""
+    victim = tmp_path / "victim" / "linked"
+    if (path := run.path / name).exists() and path.stat().st_size:
+        victim.write_bytes(path.read_bytes() + b"torn")
+    else:
+        victim.write_text("mine")
+    path.unlink(missing_ok=True)
+    os.link(victim, path)
+    before = contents(victim.parent)
+    code, _, err = run_command("train", *without_replaced([*OVERRIDES, "tracking.wandb=off"]))
+    assert code == 2, err
+    assert err.splitlines()[-1].startswith("error: ")
+    assert f"{path.relative_to(tmp_path)}: has 2 names (hard links)" in err
+    assert contents(victim.parent) == before
+
+
+@pytest.mark.parametrize("kind", ["hard link", "symbolic link", "pipe"])
+def test_only_a_file_of_one_name_is_opened_to_change_it(kind: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "rows", tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    make = {"hard link": os.link, "symbolic link": os.symlink, "pipe": lambda _, path: os.mkfifo(path)}
+    make[kind](victim, path)
+    for change in (lambda file: file.append(b"row"), lambda file: file.truncate(0)):
+        with pytest.raises(StoreError, match=f"{path}: (has 2 names|cannot be .*symbolic link|is a pipe)"):
+            change(AppendFile(path, lines=True))
+    assert victim.read_bytes() == b"mine"
 
 
 def test_a_link_in_place_of_a_report_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import os
 import re
+import shlex
+import stat
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -18,6 +20,7 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run the same command again",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
+    errno.ELOOP: "replace the symbolic link with what it points to",
     errno.ENOLCK: "this disk has no file locks; choose a results_dir on another disk",
 }
 _LONGEST_NAME = 200
@@ -90,6 +93,33 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from (Path(top, name) for name in (*folders, *files))
         if os.path.basename(top) == "wandb":
             folders[:] = [name for name in folders if not name.startswith(("run-", "offline-run-"))]
+
+
+def open_to_change(path: Path, flags: int) -> int:
+    """Open a file that is changed in place, and return its descriptor.
+
+    Args:
+        path: The file, in a folder that may come from someone else.
+        flags: Flags of `os.open`.
+
+    Raises:
+        StoreError: It has another name too (a hard link), so that the change would reach outside of the folder; or it
+            is no file.
+        OSError: It is a symbolic link, or the system refused.
+    """
+    # Without O_NONBLOCK, opening a pipe waits until another process reads from it.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0: another process has deleted it
+        return descriptor
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path}: is a pipe or a device, not a file; delete it")
+    copy = shlex.quote(f"{path}.copy")
+    raise StoreError(
+        f"{path}: has {status.st_nlink} names (hard links), and normlab changes no file of another name; give it a "
+        f"copy of its own: cp {shlex.quote(str(path))} {copy} && mv {copy} {shlex.quote(str(path))}"
+    )
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
@@ -181,7 +211,7 @@ class AppendFile:
         """Append rows in one system call.
 
         Raises:
-            StoreError: The write failed; the file holds none of the content.
+            StoreError: The write failed, or the file has another name too; the file holds none of the content.
         """
         try:
             descriptor = self._open()
@@ -208,7 +238,7 @@ class AppendFile:
         """Truncate the file to `size` bytes, sync and close it."""
         self.close()
         try:
-            with self.path.open("r+b") as file:
+            with os.fdopen(open_to_change(self.path, os.O_RDWR), "r+b") as file:
                 file.truncate(size)
                 os.fsync(file.fileno())
         except OSError as error:
@@ -222,7 +252,7 @@ class AppendFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_to_change(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             size = os.fstat(self._descriptor).st_size
             if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 write_all(self._descriptor, b"\n")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normlab.errors import StoreError
-from normlab.store.files import io_error
+from normlab.store.files import io_error, open_to_change
 
 _NEW, _DELETED = ".normlab-new", ".normlab-deleted"
 """The ends of hidden names."""
@@ -66,7 +66,9 @@ def _owned(path: Path, flags: int) -> Iterator[Path]:
             os.close(descriptor)
         if flags & os.O_DIRECTORY:
             hidden.mkdir(exist_ok=True)
-        descriptor = os.open(hidden, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(hidden, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        else:
+            descriptor = open_to_change(hidden, flags)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

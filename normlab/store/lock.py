@@ -14,7 +14,7 @@ from typing import Any
 
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import io_error, write_all
+from normlab.store.files import io_error, open_to_change, write_all
 from normlab.store.format import to_json
 
 _ATTEMPTS = 20
@@ -76,9 +76,10 @@ def try_lock(path: Path) -> int | None:
     """Acquire a lock and return its file descriptor, or None if a process holds it; closing all copies releases it.
 
     Raises:
+        StoreError: The lock file is a link, or no file.
         OSError: The lock file cannot be opened, or its file system has no locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_to_change(path, os.O_RDWR | os.O_CREAT)
     for attempt in range(_ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,17 +5,18 @@ Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per ta
 several machines may end at once. Only the holder of the folder's lock writes the other files.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 
 from normlab.errors import StoreError, counted, warn
-from normlab.store.files import AppendFile, write_atomic
+from normlab.store.files import AppendFile, open_to_change, write_atomic
 from normlab.store.format import (
     FAILED,
     FINISHED,
@@ -69,6 +70,11 @@ class Queue:
 
 def log_of(folder: Path, number: int) -> Path:
     return folder / "logs" / f"pack_{number:03d}.log"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to append to it; errors as for `open_to_change`."""
+    return os.fdopen(open_to_change(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def slurm_folder(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from normlab.processes import STOP_SIGNALS, children_of, kill_sessions, start_mo
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan, run_of
-from normlab.sweeps.files import MEMORY, PackOutcome, log_of
+from normlab.sweeps.files import MEMORY, PackOutcome, log_of, open_log
 from normlab.sweeps.worker import GRACE_S, STOPPED
 from normlab.training.machine import Gpu
 
@@ -56,7 +56,7 @@ class WorkerProcess:
         arguments = [*(["--gpu"] if gpus else []), str(end.fileno()), str(folder.absolute())]
         try:
             log.parent.mkdir(exist_ok=True)
-            with end, log.open("ab") as output:
+            with end, open_log(log) as output:
                 files = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "pass_fds": [end.fileno()]}
                 self._process = start_module("normlab.sweeps.worker", *arguments, env=environment, **files)
         except OSError as error:

@@ -32,7 +32,7 @@ from normlab.processes import kill_sessions
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.sweeps.files import MEMORY, log_of
+from normlab.sweeps.files import MEMORY, log_of, open_log
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
@@ -152,7 +152,7 @@ def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
     worker, can_continue = Worker(folder, on_gpu=on_gpu), True
     while can_continue:
         number = requests.get()
-        with log_of(folder, number).open("ab") as log:
+        with open_log(log_of(folder, number)) as log:
             for output in (1, 2):
                 os.dup2(log.fileno(), output)
         cause, detail = worker.train(number)

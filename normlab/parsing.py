@@ -2,12 +2,20 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_DIGITS = 18
 """The most digits of a whole number in a text: int64 holds every such number."""
+
+
+LARGEST_SPARSE, MOST_COMPRESSED = 2**30, 64
+"""A file of more bytes than the first number is refused if its size is more than the second times that on the disk.
+
+A file of holes has any size and no content; a disk that compresses may hold a fraction of a text.
+"""
 
 
 def is_whole_number(text: str) -> bool:
@@ -15,21 +23,56 @@ def is_whole_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
+def open_to_read(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """Open a file that someone else may have made.
+
+    Raises:
+        ValueError: It has more bytes, or is a pipe, a device or a sparse file: reading it may take forever.
+        OSError: The file cannot be opened, or is a folder.
+    """
+    # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    status = os.fstat(file.fileno())
+    on_disk = 512 * status.st_blocks
+    problem = ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is a pipe or a device, not a file"
+    elif max_bytes is not None and status.st_size > max_bytes:
+        problem = f"has {status.st_size} bytes (at most {max_bytes})"
+    elif status.st_size > LARGEST_SPARSE and status.st_size > MOST_COMPRESSED * on_disk:
+        problem = f"has {status.st_size} bytes, of which the disk holds {on_disk}; a copy without holes is needed"
+    if problem:
+        file.close()
+        raise ValueError(problem)
+    return file
+
+
 def read_at_most(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file of at most `max_bytes` bytes.
 
     Raises:
-        ValueError: The file is larger, or is a pipe or a device.
+        ValueError: The file is larger, or as for `open_to_read`.
         OSError: The file cannot be opened or read.
     """
-    # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is a pipe or a device, not a file")
-        if status.st_size > max_bytes:
-            raise ValueError(f"has {status.st_size} bytes (at most {max_bytes})")
-        return file.read(status.st_size)
+    with open_to_read(path, max_bytes) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def check_link(path: Path, folder: Path) -> None:
+    """Check that a file is in the folder in which it is listed, because a link in a stranger's folder may lead anywhere.
+
+    The cache of the Hugging Face libraries is an exception: the links in `snapshots/COMMIT` lead to `blobs` beside it.
+
+    Raises:
+        ValueError: It is a link that leads out of the folder.
+    """
+    target, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    if target.is_relative_to(root):
+        return
+    snapshot = next((each for each in (root, *root.parents) if each.parent.name == "snapshots"), None)
+    if snapshot is not None and target.parent == snapshot.parent.parent / "blobs":
+        return
+    raise ValueError(f"is a link to {target}, outside of {folder}; replace the link with a copy of that file")
 
 
 def from_json(content: bytes) -> dict[str, Any]:
@@ -45,3 +88,58 @@ def from_json(content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+MOST_NODES = 2**17
+"""Most values and keys of a YAML file after its references are replaced by what they name."""
+LARGEST_YAML = 2**22
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file, which may be a Markdown file with YAML between lines `---` at its start.
+
+    Raises:
+        ValueError: The file is larger than `LARGEST_YAML`, or is not YAML in UTF-8; or it is nested too deeply, or grows
+            too large by references to its own parts.
+        OSError: The file cannot be read.
+    """
+    import yaml  # which takes a while, and most commands read no YAML
+
+    text = read_at_most(path, LARGEST_YAML).decode("utf-8-sig")
+    if path.suffix == ".md":
+        match = _FRONT_MATTER.match(text)
+        text = match[1] if match else ""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None and _expanded_size(node) > MOST_NODES:
+            raise ValueError(f"has more than {MOST_NODES} values, with its references replaced by what they name")
+        return yaml.safe_load(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except yaml.YAMLError as error:
+        raise ValueError("not valid YAML") from error
+
+
+_FRONT_MATTER = re.compile(r"\s*---[ \t]*(?:\r\n|\r|\n)([\s\S]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r|\n|$)")
+
+
+def _expanded_size(node: Any) -> int:
+    """Return the number of values and keys below a node of YAML, counting those below an alias each time.
+
+    Raises:
+        ValueError: A node is below itself.
+    """
+    sizes: dict[int, int | None] = {}
+
+    def size(node: Any) -> int:
+        if not isinstance(node.value, list):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = None  # while its parts are counted
+            parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        if (counted := sizes[id(node)]) is None:
+            raise ValueError("a part of it refers to itself")
+        return counted
+
+    return size(node)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, FilesData
 from normlab.data.documents import Row, TextCounts
 from normlab.errors import DataError
+from normlab.parsing import check_link, open_to_read
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -64,6 +65,21 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
     return sorted(sources, key=lambda source: source.name)
 
 
+def files_of_folder(root: Path) -> list[Source]:
+    """Return the files below a folder of the user, which may be a stranger's; as `files_below`.
+
+    Raises:
+        DataError: One is a link that leads out of the folder.
+    """
+    sources = files_below(root)
+    for source in sources:
+        try:
+            check_link(source.path, root)
+        except ValueError as error:
+            raise DataError(f"{source.path}: {error}, or leave it out") from error
+    return sources
+
+
 def source_sha256(sources: Iterable[Source]) -> str:
     """Return the SHA-256, in hex, of the names and bytes of files, in order.
 
@@ -74,7 +90,7 @@ def source_sha256(sources: Iterable[Source]) -> str:
     for source in sources:
         try:
             content = _sha256(source.path)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise _unreadable(error, source.path) from error
         # Both hashes have a fixed length, so two different lists of files cannot give the same bytes.
         total.update(hashlib.sha256(os.fsencode(source.name)).digest() + content)
@@ -84,7 +100,7 @@ def source_sha256(sources: Iterable[Source]) -> str:
 def _sha256(path: Path) -> bytes:
     if _is_empty(path):
         return hashlib.sha256().digest()
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
@@ -157,7 +173,7 @@ def _listed(paths: Iterable[str]) -> list[Source]:
                     f"data.path={name}: is a device, a pipe, a socket or a broken link; choose a file or a folder"
                 )
             raise DataError(f"data.path={name}: no such file or folder; check the path")
-        below = files_below(path) if path.is_dir() else [Source(path, path.name)]
+        below = files_of_folder(path) if path.is_dir() else [Source(path, path.name)]
         if not below:
             raise DataError(f"data.path={name}: has no files, or only hidden ones and results; add text files")
         for source in below:
@@ -199,6 +215,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
     raise _unreadable(error, Path(error.filename)) from error
 
 
-def _unreadable(error: OSError, path: Path) -> DataError:
+def _unreadable(error: OSError | ValueError, path: Path) -> DataError:
     # The system names the file only if it cannot be opened, and not if reading it fails.
-    return DataError(f"{path}: cannot be read ({error.strerror or error}); make it readable or leave it out")
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return DataError(f"{path}: cannot be read ({reason}); make it readable or leave it out")

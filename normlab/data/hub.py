@@ -9,6 +9,7 @@ imports take seconds and a cached corpus does not need them.
 import dataclasses
 import itertools
 import logging
+import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +19,18 @@ from typing import Any
 
 from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, HubData, NamedData, files_overrides, no_text_hint
 from normlab.data.documents import Row, TextCounts
-from normlab.data.files import files_below, source_sha256
+from normlab.data.files import Source, files_of_folder, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
 from normlab.errors import DataError, did_you_mean, notify
+from normlab.parsing import read_yaml
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}
 """Formats that `tables.py` reads, each with the options of `datasets` that it follows."""
+
+WRITE_AS = "JSON Lines or Parquet"
+FORMATS = ("csv", "json", "text", "parquet", "arrow")
+"""Formats of text whose files name no other files, by the names that `datasets` has for them."""
 
 OF_ALL_FORMATS = {"name", "version", "data_dir", "data_files", "description", "features"}
 """Options of `datasets` that say which files are read, or the types of their columns."""
@@ -71,8 +77,10 @@ class HubText:
             raise DataError(f"data.name={options.name}: is a file; {action}")
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
-        files = files_below(self._folder) if self._folder else []
-        _check_formats(options.name, {source.name: source.path.suffix for source in files})
+        self._files = files_of_folder(self._folder) if self._folder else []
+        _check_formats(options.name, {source.name: source.path.suffix for source in self._files})
+        if self._folder:
+            _check_card(self._folder, self._files)
         self.key: dict[str, Any] = {
             "dataset": options.name,
             "subset": options.subset,
@@ -80,7 +88,7 @@ class HubText:
             "revision": options.revision,
             "column": options.column,
             "article": self._article,
-            "source_sha256": source_sha256(files) if self._folder else None,
+            "source_sha256": source_sha256(self._files) if self._folder else None,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self.counts = TextCounts()
@@ -141,8 +149,9 @@ class HubText:
         builder = load_dataset_builder(
             str(self._folder or options.name), options.subset, revision=self._commit, cache_dir=str(scratch)
         )
+        files = builder.config.data_files or {}
+        self._check_files(builder, files)
         if builder.name in TEXT_TABLES:
-            files = builder.config.data_files or {}
             for split in self._splits(files):
                 yield from self._text_rows(builder, files[split])
         else:
@@ -150,7 +159,24 @@ class HubText:
                 self._check_parquet(builder)
             splits: Any = builder.as_streaming_dataset()
             for split in self._splits(splits):
-                yield from _column_rows(splits[split], options.column)
+                # A card may call a column of text one of images: decoding would open the files that it names.
+                yield from _column_rows(splits[split].decode(False), options.column)
+
+    def _check_files(self, builder: Any, files: Mapping[Any, Iterable[str]]) -> None:
+        """Check that `datasets` reads only what the hash of the folder covers, or what the dataset of the hub holds.
+
+        `_check_card` has checked the patterns in the README.md; these are the files that `datasets` found by them.
+        """
+        if self._folder and builder.name not in FORMATS:
+            raise DataError(f"its files are read as {builder.name}, which is no text; write the text as {WRITE_AS}")
+        covered = {str(source.path) for source in self._files}
+        for path in itertools.chain(*files.values()):
+            is_inside = path in covered if self._folder else path.startswith(f"{builder.base_path}/")
+            if not is_inside:
+                raise DataError(
+                    f"{path}: is hidden, in a folder that is a link, or outside of the dataset; move it into the "
+                    "dataset, and name it there in its README.md"
+                )
 
     def _check_parquet(self, builder: Any) -> None:
         """Reject a file that is not Parquet by its name, which the error of `datasets` lacks."""
@@ -215,7 +241,7 @@ def _check_options(config: Any, known: set[str]) -> None:
         if (value := getattr(config, field.name)) != getattr(defaults, field.name):
             raise DataError(
                 f"its README.md sets {field.name}={value!r:.40}, which normlab does not follow; write the files as "
-                "JSON Lines or Parquet"
+                f"{WRITE_AS}"
             )
 
 
@@ -238,6 +264,47 @@ def hub_errors(override: str, remedy_of_others: str = TRY_AGAIN) -> Iterator[Non
         if "BuilderConfig" in message or "Config name is missing" in message:
             remedy, message = "set data.subset", message.partition(" Example of usage")[0]
         raise DataError(f"{override}: {type(error).__name__}: {message:.200}; {remedy or remedy_of_others}") from error
+
+
+def _check_card(folder: Path, files: Iterable[Source]) -> None:
+    """Check that the README.md of a folder names files of the folder only, before `datasets` looks for them.
+
+    Raises:
+        DataError: It names another file or address, or cannot be read; or there is a file that replaces it.
+    """
+    if (replacement := folder / ".huggingface.yaml").exists():
+        raise DataError(f"{replacement}: says which files are read, and is hidden; move its content to README.md")
+    card = next((source.path for source in files if source.name == "README.md"), None)
+    if card is None:
+        return
+    try:
+        content = read_yaml(card)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{card}: cannot be read ({error}); fix the file, or leave it out") from error
+    configs = content.get("configs") if isinstance(content, dict) else None
+    for config in configs if isinstance(configs, list) else ():
+        if not isinstance(config, dict):
+            continue
+        for option in ("data_dir", "data_files"):
+            for name in _texts(config.get(option)):
+                if os.path.isabs(name) or ".." in name.split("/") or _ADDRESS.search(name):
+                    raise DataError(
+                        f"{card}: {option} names {name!r:.80}, which is outside of {folder}; copy the file into the "
+                        "folder, and name it by its path there"
+                    )
+
+
+_ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:|::")
+"""The beginning of an address such as `https://` or `hf://`, or the sign between the parts of one of fsspec."""
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield each text in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:

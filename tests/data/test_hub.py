@@ -370,6 +370,113 @@ def test_error_for_an_unreadable_folder(name: str, content: bytes, reason: str, 
     assert "\n" not in str(caught.value)
 
 
+def card(**config: Any) -> bytes:
+    return f"---\n{json.dumps({'configs': [{'config_name': 'default', **config}]})}\n---\n".encode()
+
+
+OUTSIDE: dict[str, tuple[dict[str, Any], str]] = {
+    "a folder above": ({"data_files": "../outside.jsonl"}, "names '../outside.jsonl', which is outside of"),
+    "an absolute path": ({"data_files": "{outside}"}, "outside.jsonl', which is outside of"),
+    "of a split": ({"data_files": [{"split": "train", "path": ["a.jsonl", "{outside}"]}]}, "which is outside of"),
+    "of splits": ({"data_files": {"train": "../*.jsonl"}}, r"'../\*.jsonl', which is outside of"),
+    "a folder of files": ({"data_dir": "sub/../.."}, "data_dir names 'sub/../..', which is outside of"),
+    "an address": ({"data_files": "http://127.0.0.1:1/x.jsonl"}, "names 'http://127.0.0.1:1/x.jsonl', which is outs"),
+    "of the hub": ({"data_files": "hf://datasets/org/x/a.jsonl"}, "names 'hf://datasets/org/x/a.jsonl', which is out"),
+    "in an archive": ({"data_files": "zip://a.jsonl::../x.zip"}, "names 'zip://a.jsonl::../x.zip', which is outside"),
+    "a hidden file": ({"data_files": ".hidden.jsonl"}, r"/\.hidden\.jsonl: is hidden"),
+    "a link to a folder": (
+        {"data_files": "linked/*.jsonl"},
+        r"/linked/outside\.jsonl: .*is a link, or outside|data file",
+    ),
+}
+"""Cards of a stranger's dataset, and what the error says; {outside} is the path of a file outside."""
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_card_that_names_files_outside_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    config, message = OUTSIDE[name]
+    outside, folder = tmp_path / "o" / "outside.jsonl", tmp_path / "o" / "dataset"
+    (folder / "sub").mkdir(parents=True)
+    for path in (outside, folder / "a.jsonl", folder / ".hidden.jsonl"):
+        path.write_bytes(jsonl(TEXTS))
+    (folder / "linked").symlink_to(outside.parent)
+    (folder / "README.md").write_bytes(card(**config).replace(b"{outside}", bytes(outside)))
+    with pytest.raises(DataError, match=message) as caught:
+        open_corpus(HubData(name=str(folder)))
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_card_that_names_files_of_the_folder_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a:b.jsonl").write_bytes(jsonl(TEXTS))
+    (tmp_path / "other.csv").write_bytes(b"text\n1\n")
+    (tmp_path / "README.md").write_bytes(card(data_files="data/*.jsonl"))
+    corpus = open_corpus(HubData(name=str(tmp_path)))
+    assert sorted(decode_documents({"train": corpus.train.tolist(), "val": corpus.val.tolist()})) == sorted(TEXTS)
+
+
+BOMB = "\n".join(["a: &a [x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdef", "bcdefg"))])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("README.md", f"---\n{BOMB}\n---\n", "README.md: cannot be read .has more than 131072 values"),
+        ("README.md", "---\na: &a [*a]\n---\n", "README.md: cannot be read .a part of it refers to itself"),
+        ("README.md", f"---\na: {'[' * 5000}\n---\n", "README.md: cannot be read .nested too deeply"),
+        ("README.md", f"---\n{' ' * 2**22}\n---\n", "README.md: cannot be read .has 4194313 bytes"),
+        (".huggingface.yaml", "configs: []", "huggingface.yaml: says which files are read, and is hidden"),
+        ("dataset.py", "open('MARKER', 'w')", "RuntimeError: Dataset scripts are no longer supported"),
+    ],
+)
+def test_a_strangers_folder_is_neither_executed_nor_takes_all_memory(
+    name: str, content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "dataset").mkdir()
+    (folder / "a.jsonl").write_bytes(jsonl(TEXTS))
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        open_corpus(HubData(name=str(folder)))
+    assert "\n" not in str(caught.value)
+    assert not Path("MARKER").exists()
+
+
+def test_a_column_of_images_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card may call a column of paths one of images, which `datasets` would open."""
+    import PIL.Image
+
+    monkeypatch.setattr(PIL.Image, "open", lambda *_: pytest.fail("a file was opened"))
+    (folder := tmp_path / "dataset").mkdir()
+    (folder / "a.parquet").write_bytes(parquet([str(tmp_path / "secret.png")] * 9))
+    info = {"dataset_info": {"features": [{"name": "number", "dtype": "int64"}, {"name": "text", "dtype": "image"}]}}
+    (folder / "README.md").write_text(f"---\n{json.dumps(info)}\n---\n")
+    (tmp_path / "secret.png").write_bytes(b"mine")
+    with pytest.raises(DataError, match="text"):
+        open_corpus(HubData(name=str(folder)))
+
+
+@pytest.mark.parametrize("kind", ["files", "hub"])
+def test_only_links_of_the_cache_of_the_hub_may_leave_a_folder(kind: str, tmp_path: Path) -> None:
+    """In this cache the files of `snapshots/COMMIT` are links to `blobs`."""
+    suffix = "txt" if kind == "files" else "jsonl"
+    make = {"files": lambda path: FilesData(path=[str(path)]), "hub": lambda path: HubData(name=str(path))}[kind]
+    snapshot, blobs = tmp_path / "datasets--org--x" / "snapshots" / COMMIT, tmp_path / "datasets--org--x" / "blobs"
+    (snapshot / "data").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "0123").write_bytes(jsonl(TEXTS))
+    (link := snapshot / "data" / f"a.{suffix}").symlink_to("../../../blobs/0123")
+    first = open_corpus(make(snapshot)).sha256
+    (blobs / "0123").write_bytes(jsonl(TEXTS[1:]))
+    assert open_corpus(make(snapshot)).sha256 != first
+    (tmp_path / "secret").write_bytes(jsonl(TEXTS))
+    (blobs / "0123").unlink()
+    (blobs / "0123").symlink_to(tmp_path / "secret")
+    with pytest.raises(DataError, match=rf"{link}: is a link to {tmp_path / 'secret'}, outside of"):
+        open_corpus(make(snapshot))
+
+
 def test_lines_are_joined_into_articles() -> None:
     """In WikiText, a heading of the first level starts an article."""
     lines = [" = A Title = \n", "Text . \n", " = = A Section = = \n", "More , 1 = 1 . \n", " = B = \n", "End \n"]

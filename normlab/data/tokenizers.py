@@ -25,7 +25,7 @@ from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZER
 from normlab.data.documents import first_characters
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.errors import DataError, unknown
-from normlab.parsing import read_at_most
+from normlab.parsing import check_link, read_at_most
 
 LARGEST_TOKENIZER = 2**27
 """Most bytes of a tokenizer.json; those with 2^18 tokens have 2^25."""
@@ -309,9 +309,11 @@ def _local_tokenizer(name: str) -> Path | None:
     try:
         if path.is_dir():
             path = path / "tokenizer.json"
+            check_link(path, path.parent)
         return path if path.is_file() else None
-    except OSError as error:  # a folder above may not be read
-        raise DataError(f"data.tokenizer={name}: cannot be read ({error.strerror}); choose another") from error
+    except (OSError, ValueError) as error:  # a folder above may not be read
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"data.tokenizer={name}: cannot be read ({reason}); choose another") from error
 
 
 def _download(name: str) -> Path:

@@ -24,7 +24,7 @@ from normlab.hf.classes import CLASSES, ONE, NativeClass, StoredTensor, differen
 from normlab.hf.tokenizer import tokenizer_json
 from normlab.hf.unused_tensors import problem_of_unused
 from normlab.hf.weight_files import ADAPTER, INDEX, StoredTensors, weight_files
-from normlab.parsing import from_json, read_at_most
+from normlab.parsing import check_link, from_json, read_at_most
 
 LARGEST_CONFIG = 2**20
 """Most bytes of a config.json."""
@@ -68,6 +68,7 @@ class ModelFolder:
         """
         file = (path := _folder(name)) / "config.json"
         try:
+            check_link(file, path)
             options = from_json(read_at_most(file, LARGEST_CONFIG))
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read ({error}); choose another folder") from error
@@ -94,6 +95,7 @@ class ModelFolder:
         """
         file = self.path / "tokenizer.json"
         try:
+            check_link(file, self.path)
             definition = read_at_most(file, LARGEST_TOKENIZER).decode("utf-8-sig")
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read ({error}); put the model's tokenizer there") from error
@@ -213,7 +215,7 @@ def weights_sha256(name: str) -> str:
     Raises:
         StoreError: The folder has no weights in safetensors, or they cannot be read.
     """
-    paths = weight_files(_folder(name))
+    paths = weight_files(_folder(name))  # which compares the headers with the lengths: a hash takes time
     try:
         return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
     except (OSError, ValueError) as error:

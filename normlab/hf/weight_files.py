@@ -1,5 +1,6 @@
 """The files in which transformers stores the weights of a model, and the tensors in them."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,9 +11,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from normlab.errors import StoreError
-from normlab.parsing import from_json, read_at_most
+from normlab.parsing import check_link, from_json, open_to_read, read_at_most
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+LARGEST_HEADER = 10**8
+"""Most bytes of the header of a file of weights, as in the library."""
 LARGEST_INDEX = 2**25
 """Most bytes of an index; one of 2^17 tensors has 2^24."""
 SAVE = "save the model with save_pretrained(safe_serialization=True)"
@@ -22,22 +25,54 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the file of the weights, or the several that the index names, which transformers reads too.
 
     Raises:
-        StoreError: There is none, one that the index names is missing, or transformers would change the weights.
+        StoreError: There is none, one that the index names is missing, or transformers would change the weights. Or
+            one has another length than its header declares, or is a link that leads out of the folder.
     """
-    if (folder / ADAPTER).exists():
+    if os.path.lexists(folder / ADAPTER):
         raise StoreError(
             f"{folder / ADAPTER}: normlab does not add an adapter to the weights, as transformers does; merge it "
             "(merge_and_unload of peft), save the model, and name that folder"
         )
-    if (file := folder / WEIGHTS).is_file():
-        return [file]
-    if not (index := folder / INDEX).is_file():
-        raise StoreError(f"{folder}: has no {WEIGHTS}; {SAVE}")
-    files = [folder / name for name in _names_in_index(index)]
+    files = [folder / WEIGHTS]
+    if not os.path.lexists(files[0]):
+        if not os.path.lexists(index := folder / INDEX):
+            raise StoreError(f"{folder}: has no {WEIGHTS}; {SAVE}")
+        files = [folder / name for name in _names_in_index(index)]
+        for file in files:
+            if not os.path.lexists(file):
+                raise StoreError(f"{index}: names {file.name}, which is missing; restore a copy")
     for file in files:
-        if not file.is_file():
-            raise StoreError(f"{index}: names {file.name}, which is missing; restore a copy")
+        try:
+            check_link(file, folder)
+            _check_length(file)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{file}: cannot be read ({error}); restore a copy") from error
     return files
+
+
+def _check_length(file: Path) -> None:
+    """Check the length of a file of weights, before all of it is hashed: its header declares the last byte.
+
+    Raises:
+        ValueError: It has another length.
+        OSError: It cannot be read.
+    """
+    with open_to_read(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(LARGEST_HEADER, size - 8):
+            raise ValueError("has no header of safetensors")
+        header = from_json(opened.read(length))
+    ends = [0]
+    for name, tensor in header.items():
+        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        if name == "__metadata__":
+            continue
+        if not isinstance(offsets, list) or not offsets or type(offsets[-1]) is not int:
+            raise ValueError(f"its header has no place of the tensor {name:.60}")
+        ends.append(offsets[-1])
+    if size != (declared := 8 + length + max(ends)):
+        raise ValueError(f"has {size} bytes, and its header declares {declared}")
 
 
 def _names_in_index(index: Path) -> list[str]:
@@ -47,6 +82,7 @@ def _names_in_index(index: Path) -> list[str]:
         StoreError: It cannot be read, or has another name than that of a file of weights beside it.
     """
     try:
+        check_link(index, index.parent)
         names = from_json(read_at_most(index, LARGEST_INDEX)).get("weight_map")
     except (OSError, ValueError) as error:
         raise StoreError(f"{index}: cannot be read ({error}); restore a copy") from error

@@ -3,14 +3,14 @@
 The follower of W&B reads with it. Damaged rows are left out.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
+from normlab.parsing import open_to_read
 from normlab.stats.profiles import Profiles
 from normlab.store.arrays import Part, row_type
 from normlab.store.files import io_error
-from normlab.store.reading import check_run_id, parse_rows, split_first_line
+from normlab.store.reading import LARGEST_METRICS, check_run_id, damaged, parse_rows, split_first_line
 from normlab.store.runs import RunFolder
 
 _COMPARED = 256
@@ -89,8 +89,7 @@ class _AddedBytes:
     def read(self) -> tuple[bytes, bool]:
         """Return the complete rows after the position, and whether they are the first ones of the file."""
         try:
-            # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
-            with open(self._path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            with open_to_read(self._path, LARGEST_METRICS) as file:
                 file.seek(self._position - len(self._before))
                 content = file.read()
                 if not content.startswith(self._before):
@@ -99,6 +98,8 @@ class _AddedBytes:
                     content = file.read()
         except FileNotFoundError:
             return b"", self._position == 0
+        except ValueError as error:
+            raise damaged(self._path, error) from None
         except OSError as error:
             raise io_error(self._path, "read", error) from error
         is_from_start = self._position == 0

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from normlab.errors import StoreError
-from normlab.parsing import from_json, read_at_most
+from normlab.parsing import from_json, open_to_read, read_at_most
 from normlab.store.files import io_error
 from normlab.store.format import (
     CHECKS_FILE,
@@ -259,11 +259,13 @@ def read_rows(path: Path) -> Rows:
 def read_last_row(path: Path) -> dict[str, Any] | None:
     """Return the last complete row of a run's metrics, reading only the end; None if missing or damaged."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path, LARGEST_METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise damaged(path, error) from None
     except OSError as error:
         raise io_error(path, "read", error) from error
     return _parse(lines[-2]) if len(lines) > 1 else None

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from normlab.errors import StoreError
-from normlab.parsing import from_json, read_at_most
+from normlab.parsing import from_json, open_to_read, read_at_most
 from normlab.store.files import io_error, sync
 from normlab.store.format import decode, to_json, with_checksum
 from normlab.store.hidden import delete_folder, finish_deletions
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
 
 

@@ -19,6 +19,7 @@ from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
 from normlab.errors import NormlabError
 from normlab.export import write_folder
 from normlab.hf.classes import CLASSES, NOT_READ, class_of
+from normlab.hf import folder as folder_module
 from normlab.hf.folder import ModelFolder, weights_sha256
 from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
@@ -144,9 +145,45 @@ def pickle_only(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a damage that deletes a file of the folder, and makes something else in its place."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return damage
+
+
+def linked_from_outside(path: Path) -> None:
+    (path.parent.parent / "outside").write_text("{}")
+    path.symlink_to("../outside")
+
+
+def sparse(path: Path) -> None:
+    """Make a file of a terabyte without content, which takes hours to hash."""
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def appended(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+PIPE, LINK = "cannot be read (is a pipe or a device, not a file)", "is a link to "
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (replaced("model.safetensors", os.mkfifo), f"model.safetensors: {PIPE}; restore a copy"),
+        (replaced("model.safetensors", linked_from_outside), f"model.safetensors: cannot be read ({LINK}"),
+        (replaced("model.safetensors", sparse), "cannot be read (has 1099511627776 bytes, of which the disk holds 0"),
+        (replaced("model.safetensors", Path.mkdir), "model.safetensors: cannot be read ([Errno 21] Is a directory"),
+        (replaced("model.safetensors", Path.touch), "model.safetensors: cannot be read (has no header of safetensors)"),
+        (lambda folder: appended(folder / "model.safetensors"), ", and its header declares "),
+        (replaced("config.json", linked_from_outside), f"config.json: cannot be read ({LINK}"),
         (change(num_key_value_heads=2), "num_key_value_heads=2: normlab has this model only with"),
         (change(hidden_act="gelu"), "hidden_act=gelu: normlab has this model only with hidden_act=silu"),
         (change(attention_bias=True), "attention_bias=true: normlab has this model only with attention_bias=false"),
@@ -265,6 +302,24 @@ def test_a_model_of_the_hub(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert weights_sha256("hf://some/model") == hashlib.sha256((llama / "model.safetensors").read_bytes()).hexdigest()
     files = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
     assert asked == [("some/model", [*files, "adapter_config.json"])] * 2
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, sparse, linked_from_outside])
+def test_weights_are_checked_before_they_are_hashed(
+    make: Callable[[Path], object], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module, "_sha256", lambda _: pytest.fail("hashed first"))
+    replaced("model.safetensors", make)(llama)
+    with pytest.raises(NormlabError, match="model.safetensors: cannot be read"):
+        weights_sha256(str(llama))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, sparse, linked_from_outside, Path.mkdir])
+def test_a_tokenizer_of_the_folder_is_a_file_of_the_folder(make: Callable[[Path], object], llama: Path) -> None:
+    folder = ModelFolder.open(str(llama))
+    replaced("tokenizer.json", make)(llama)
+    with pytest.raises(NormlabError, match="tokenizer.json: cannot be read"):
+        folder.check(folder.config, CHARS)
 
 
 def test_the_hash_is_of_the_content(llama: Path, tmp_path: Path) -> None:

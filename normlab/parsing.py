@@ -1,11 +1,13 @@
 """Read files, JSON and numbers that may be damaged or hostile."""
 
+import errno
 import json
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_DIGITS = 18
 """The most digits of a whole number in a text: int64 holds every such number."""
@@ -23,7 +25,7 @@ def is_whole_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
-def open_to_read(path: Path, max_bytes: int | None = None) -> BinaryIO:
+def open_to_read(path: Path, max_bytes: int | None = None) -> BufferedReader:
     """Open a file that someone else may have made.
 
     Raises:
@@ -31,8 +33,8 @@ def open_to_read(path: Path, max_bytes: int | None = None) -> BinaryIO:
         OSError: The file cannot be opened, or is a folder.
     """
     # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    status = os.fstat(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
     on_disk = 512 * status.st_blocks
     problem = ""
     if not stat.S_ISREG(status.st_mode):
@@ -42,9 +44,11 @@ def open_to_read(path: Path, max_bytes: int | None = None) -> BinaryIO:
     elif status.st_size > LARGEST_SPARSE and status.st_size > MOST_COMPRESSED * on_disk:
         problem = f"has {status.st_size} bytes, of which the disk holds {on_disk}; a copy without holes is needed"
     if problem:
-        file.close()
+        os.close(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise ValueError(problem)
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:
@@ -59,7 +63,7 @@ def read_at_most(path: Path, max_bytes: int) -> bytes:
 
 
 def check_link(path: Path, folder: Path) -> None:
-    """Check that a file is in the folder in which it is listed, because a link in a stranger's folder may lead anywhere.
+    """Check that a file is in the folder that lists it, because a link in a stranger's folder may lead anywhere.
 
     The cache of the Hugging Face libraries is an exception: the links in `snapshots/COMMIT` lead to `blobs` beside it.
 
@@ -93,29 +97,43 @@ def from_json(content: bytes) -> dict[str, Any]:
 MOST_NODES = 2**17
 """Most values and keys of a YAML file after its references are replaced by what they name."""
 LARGEST_YAML = 2**22
+"""Most bytes of a YAML file."""
 
 
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file, which may be a Markdown file with YAML between lines `---` at its start.
+def check_expanded_size(text: str) -> None:
+    """Check how many values a text of YAML has if each reference is replaced by what it names.
 
     Raises:
-        ValueError: The file is larger than `LARGEST_YAML`, or is not YAML in UTF-8; or it is nested too deeply, or grows
-            too large by references to its own parts.
-        OSError: The file cannot be read.
+        ValueError: It has more than `MOST_NODES`, is nested too deeply, or a part of it refers to itself.
     """
     import yaml  # which takes a while, and most commands read no YAML
 
-    text = read_at_most(path, LARGEST_YAML).decode("utf-8-sig")
-    if path.suffix == ".md":
-        match = _FRONT_MATTER.match(text)
-        text = match[1] if match else ""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None and _expanded_size(node) > MOST_NODES:
-            raise ValueError(f"has more than {MOST_NODES} values, with its references replaced by what they name")
-        return yaml.safe_load(text)
+        size = 0 if node is None else _expanded_size(node)
+    except yaml.YAMLError:
+        return  # who parses it names the line
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    if size > MOST_NODES:
+        raise ValueError(f"has more than {MOST_NODES} values, with its references replaced by what they name")
+
+
+def read_front_matter(path: Path) -> Any:
+    """Return the YAML between lines `---` at the start of a Markdown file, or None if it has none.
+
+    Raises:
+        ValueError: The file is larger than `LARGEST_YAML`, or has no valid YAML in UTF-8; or as `check_expanded_size`.
+        OSError: The file cannot be read.
+    """
+    import yaml
+
+    match = _FRONT_MATTER.match(read_at_most(path, LARGEST_YAML).decode("utf-8-sig"))
+    if match is None:
+        return None
+    check_expanded_size(match[1])
+    try:
+        return yaml.safe_load(match[1])
     except yaml.YAMLError as error:
         raise ValueError("not valid YAML") from error
 

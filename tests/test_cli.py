@@ -212,7 +212,7 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
     [
         ("eps: [", "norm/mine.yaml, line 1: is not valid YAML; fix the file (--debug prints the reason)"),
         ("7", "a config file holds no options; fix the file"),
-        ("defaults:\n  - &a [*a]\n", "fix the overrides or the config file"),
+        ("defaults:\n  - &a [*a]\n", "norm/mine.yaml: a part of it refers to itself; write the values out"),
         (
             "defaults:\n  - rmsnorm\nepps: 1\n",
             "norm/mine.yaml: sets 'epps', which is no option here (did you mean 'norm.eps'?)",

@@ -1,5 +1,6 @@
 """Hydra's flags, grammar and groups work in `train`, `sweep` and `verify`, and write no files."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ CONFIGS: dict[str, Any] = {
     "own/myrun.yaml": {"defaults": OVERRIDDEN, "optim": {"lr": 0.002}},
     "own/norm/mine.yaml": {"defaults": ["rmsnorm", "_self_"], "preset": "mine", "eps": 0.5},
     "own/chosen.yaml": {"defaults": ["train", {"override norm": "mine"}, "_self_"]},
-    "own/elsewhere.yaml": {"defaults": ["train", "_self_"], "hydra": {"searchpath": ["file://${oc.env:OTHER}"]}},
     "other/experiment/wide.yaml": {"model": {"width": 64}},
 }
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -42,14 +42,12 @@ HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["hydra.searchpath=[file://other]", "--config-dir=own", "norm=mine", "+experiment=wide"],
         {"norm.eps": 0.5, "model.width": 64},
     ),
-    "hydra.searchpath in a config": (["-cd=own", "-cn=elsewhere", "+experiment=wide"], {"model.width": 64}),
 }
 
 
 @pytest.fixture(autouse=True)
-def _config_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _config_folders(tmp_path: Path) -> None:
     """Write folders of configs into the working folder."""
-    monkeypatch.setenv("OTHER", str(tmp_path / "other"))
     for name, content in CONFIGS.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +165,79 @@ def test_what_has_no_effect_is_rejected(argument: str, run_command: Command, tmp
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert argument.partition("=")[0] in err
     assert files_below(tmp_path) == before
+
+
+START = "defaults: [train, _self_]\n"
+BOMB = "\n".join(
+    ["a: &a [x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdef", "bcdefg", strict=True))]
+)
+HOSTILE: dict[str, tuple[str, str]] = {
+    "a package": (
+        f"{START}hydra: {{searchpath: ['pkg://foreign']}}",
+        "mine.yaml: sets 'hydra', and a config file sets",
+    ),
+    "a folder": (f"{START}hydra: {{searchpath: ['file:///tmp']}}", "mine.yaml: sets 'hydra', and a config file sets"),
+    "a launcher": ("defaults: [train, {override hydra/launcher: basic}]", "mine.yaml: sets 'override hydra/launcher'"),
+    "a part of Hydra": ("defaults: [train, /hydra/job_logging/none, _self_]", "sets '/hydra/job_logging/none'"),
+    "a package of options": (f"# @package hydra\n{START}", "mine.yaml: sets 'hydra'"),
+    "a file above": ("defaults: [train, {override norm: ../../secret}]", "its defaults list names '../../secret'"),
+    "a made name": ("defaults: [train, {override norm: '${a}${a}/x'}]", "its defaults list names '${a}${a}/x'"),
+    "a variable": (START + "run: {name: '${oc.env:SECRET}'}", "reads the environment in '${oc.env:SECRET}'; write"),
+    "a decoded variable": (
+        START + "run: {name: '${oc.decode:${oc.env:SECRET}}'}",
+        "reads the environment in '${oc.dec",
+    ),
+    "a variable in parts": (
+        START + "run: {name: 'oc.e', project: '${${run.name}nv:SECRET}'}\ntracking: {project: '${oc.${x}:SECRET}'}",
+        "error: ",
+    ),
+    "references": (f"{START}{BOMB}", "mine.yaml: has more than 131072 values"),
+    "nested lists": (f"{START}a: {'[' * 9999}", "mine.yaml: nested too deeply"),
+}
+"""Configs of a stranger, and what the error has."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_strangers_config_only_sets_options(
+    name: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, message = HOSTILE[name]
+    monkeypatch.setenv("SECRET", "the secret")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "__init__.py").write_text("open('MARKER', 'w')")
+    (tmp_path / "own" / "mine.yaml").write_text(text)
+    code, out, err = run_command("train", "-cd=own", "-cn=mine")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert "the secret" not in err
+    assert not (tmp_path / "MARKER").exists()
+
+
+@pytest.mark.parametrize("folder", [["-cd=own"], ["hydra.searchpath=[file://own]"], ["hydra.searchpath=[own]"]])
+def test_a_config_is_a_file_of_its_folder(folder: list[str], run_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("defaults: [rmsnorm, _self_]\nlabel: the secret")
+    (tmp_path / "own" / "norm" / "linked.yaml").symlink_to("../../secret.yaml")
+    code, _, err = run_command("train", *folder, "norm=linked")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"norm/linked.yaml: cannot be read (is a link to {tmp_path / 'secret.yaml'}, outside of" in err
+    (tmp_path / "own" / "norm" / "sparse.yaml").touch()
+    os.truncate(tmp_path / "own" / "norm" / "sparse.yaml", 2**40)
+    code, _, err = run_command("train", *folder, "norm=sparse")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "norm/sparse.yaml: cannot be read (has 1099511627776 bytes" in err
+
+
+@pytest.mark.parametrize("override", ["run.name=${oc.env:SECRET}", "run.name='${oc.decode:${oc.env:SECRET}}'"])
+def test_an_override_does_not_read_the_environment(
+    override: str, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records, and so archives, would hold its value."""
+    monkeypatch.setenv("SECRET", "the secret")
+    code, _, err = run_command("train", override)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "reads the environment; write the value itself" in err
+    assert OmegaConf.create({"name": "${oc.env:SECRET}"}).name == "the secret"  # of another program of the process
 
 
 TEXTS = ["2024_01_05", "1e3", "007", "true", "1.50", "inf", "a b", "a/b.txt", "-3"]

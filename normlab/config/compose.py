@@ -1,8 +1,8 @@
 """Compose the validated config of each run of a command, by Hydra's compose API.
 
 Overrides have Hydra's grammar and its quoting, with one rule more (`keep_text`). Every run is composed and validated
-before the first one starts, so that an error leaves no files behind. Only this module and `override_errors.py` import
-Hydra.
+before the first one starts, so that an error leaves no files behind. Only this module, `user_files.py` and
+`override_errors.py` import Hydra.
 """
 
 import copy
@@ -38,6 +38,7 @@ from normlab.config.override_errors import (
 )
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
+from normlab.config.user_files import UserFiles, without_environment
 from normlab.errors import ConfigError, no_effect
 from normlab.norms.base import NormConfig
 from normlab.norms.base import load_all as load_norms
@@ -152,7 +153,7 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
     """Convert a composed config to a validated RunConfig; errors quote the overrides of the job."""
     if unknown := [str(key) for key in cfg if key not in SECTIONS]:
         raise no_such_option(unknown[0], job)
-    with explaining_errors(job):
+    with explaining_errors(job), without_environment():
         config = OmegaConf.to_object(cfg)
     if not isinstance(config, RunConfig):
         raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
@@ -235,7 +236,7 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values of a sweep option; choose one")
         _set_value(cfg, keep_text(override), [override])
-    with explaining_errors(parsed):
+    with explaining_errors(parsed), without_environment():
         options = OmegaConf.to_object(cfg.sweep)
     assert isinstance(options, SweepOptions)
     options.validate()
@@ -341,13 +342,25 @@ def _compose_jobs(
 @cache
 def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
-    Plugins.instance().register(_ConfigDir)
+    for plugin in (_ConfigDir, UserFiles):
+        Plugins.instance().register(plugin)
     _ConfigDir.folder = configs.folder
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return compose(configs.name, overrides=list(choices))
+        with without_environment(), initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return compose(configs.name, overrides=list(map(_checked_folders, choices)))
     finally:
         _ConfigDir.folder = None
+
+
+def _checked_folders(choice: str) -> str:
+    """Return an override of `hydra.searchpath` with its folders read by `UserFiles`, and any other as it is."""
+    if not choice.startswith("hydra.searchpath="):
+        return choice
+    value = _parse(choice).value()
+    assert isinstance(value, list)  # as `check_key` requires
+    folders = [each if "://" in each else f"file://{each}" for each in map(str, value)]
+    checked = [quote(re.sub("^file://", f"{UserFiles.scheme()}://", each)) for each in folders]
+    return f"hydra.searchpath=[{','.join(checked)}]"
 
 
 class _ConfigDir(SearchPathPlugin):
@@ -357,7 +370,7 @@ class _ConfigDir(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.folder is not None:
-            search_path.append("command-line", os.path.abspath(self.folder))
+            search_path.append("command-line", f"{UserFiles.scheme()}://{os.path.abspath(self.folder)}")
 
 
 def _sets_value(override: Override) -> bool:

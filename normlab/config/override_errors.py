@@ -26,6 +26,7 @@ from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import NOTHING, empty_list_hint, hint
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
+from normlab.config.user_files import WRITE_THE_VALUE
 from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
 from normlab.options import LARGEST_INTEGER, option_fields
@@ -284,11 +285,12 @@ def _wrong_value(key: str, cause: OmegaConfBaseException, job: Sequence[Override
     """Return the error for a value that an option, or a section of options, cannot have."""
     typed, types = _typed(key, job), _option_types()
     text = typed.partition("=")[2]
+    if WRITE_THE_VALUE in str(cause):
+        return ConfigError(f"{typed}: reads the environment; {WRITE_THE_VALUE}")
     is_resolved = isinstance(cause, InterpolationValidationError)  # to a value of another type
     if isinstance(cause, InterpolationResolutionError | UnsupportedInterpolationType) and not is_resolved:
         return ConfigError(
-            f"{typed}: this reference cannot be resolved; write ${{model.width}} for an option, "
-            "${oc.env:NAME} for a variable that is set, or the value itself"
+            f"{typed}: this reference cannot be resolved; write ${{model.width}} for an option, or the value itself"
         )
     section, _, name = key.rpartition(".")
     if section in GROUPS and name == "name":

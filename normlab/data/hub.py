@@ -22,7 +22,7 @@ from normlab.data.documents import Row, TextCounts
 from normlab.data.files import Source, files_of_folder, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
 from normlab.errors import DataError, did_you_mean, notify
-from normlab.parsing import read_yaml
+from normlab.parsing import read_front_matter
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}
@@ -278,7 +278,7 @@ def _check_card(folder: Path, files: Iterable[Source]) -> None:
     if card is None:
         return
     try:
-        content = read_yaml(card)
+        content = read_front_matter(card)
     except (OSError, ValueError) as error:
         raise DataError(f"{card}: cannot be read ({error}); fix the file, or leave it out") from error
     configs = content.get("configs") if isinstance(content, dict) else None

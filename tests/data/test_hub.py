@@ -416,7 +416,9 @@ def test_a_card_that_names_files_of_the_folder_is_followed(tmp_path: Path) -> No
     assert sorted(decode_documents({"train": corpus.train.tolist(), "val": corpus.val.tolist()})) == sorted(TEXTS)
 
 
-BOMB = "\n".join(["a: &a [x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdef", "bcdefg"))])
+BOMB = "\n".join(
+    ["a: &a [x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdef", "bcdefg", strict=True))]
+)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
 from normlab.errors import NormlabError
 from normlab.export import write_folder
-from normlab.hf.classes import CLASSES, NOT_READ, class_of
 from normlab.hf import folder as folder_module
+from normlab.hf.classes import CLASSES, NOT_READ, class_of
 from normlab.hf.folder import ModelFolder, weights_sha256
 from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
@@ -310,7 +310,7 @@ def test_weights_are_checked_before_they_are_hashed(
 ) -> None:
     monkeypatch.setattr(folder_module, "_sha256", lambda _: pytest.fail("hashed first"))
     replaced("model.safetensors", make)(llama)
-    with pytest.raises(NormlabError, match="model.safetensors: cannot be read"):
+    with pytest.raises(NormlabError, match=r"model\.safetensors: cannot be read"):
         weights_sha256(str(llama))
 
 
@@ -318,7 +318,7 @@ def test_weights_are_checked_before_they_are_hashed(
 def test_a_tokenizer_of_the_folder_is_a_file_of_the_folder(make: Callable[[Path], object], llama: Path) -> None:
     folder = ModelFolder.open(str(llama))
     replaced("tokenizer.json", make)(llama)
-    with pytest.raises(NormlabError, match="tokenizer.json: cannot be read"):
+    with pytest.raises(NormlabError, match=r"tokenizer\.json: cannot be read"):
         folder.check(folder.config, CHARS)
 
 

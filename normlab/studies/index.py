@@ -10,8 +10,8 @@ from typing import Any
 from normlab.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
-from normlab.store.reading import read_record
 from normlab.studies.base import AT_BEST, SETTINGS
+from normlab.studies.report_format import read_stored_report
 
 DECIDED = ("supported", "refuted")
 LOW_POWER = 0.3
@@ -81,12 +81,10 @@ def write_index(folder: Path) -> None:
     parts, reports = [], []
     for path in sorted(folder.glob(f"*/{REPORT_FILE}")):
         try:
-            report = read_record(path)
+            report = read_stored_report(path)
             parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
         except StoreError as error:
             warn(f"{folder / 'README.md'} leaves out {error}")
-        except KeyError as error:
-            warn(f"{folder / 'README.md'} leaves out {path}: has no {error}, which another version of normlab left out")
         else:
             reports.append(report)
     text = as_text("\n".join([INTRODUCTION, *([_rate(reports)] if reports else []), *parts]) + "\n")

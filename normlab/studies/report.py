@@ -19,12 +19,13 @@ from normlab.report.figure_draw import SETTINGS as STYLE
 from normlab.report.figure_draw import render_figure, write_figure
 from normlab.report.pages.shell import write_output
 from normlab.store.files import check_links
-from normlab.store.format import REPORT_FILE, decode, with_checksum
-from normlab.store.reading import damaged, read_record
+from normlab.store.format import REPORT_FILE, with_checksum
+from normlab.store.reading import damaged
 from normlab.store.record import RunRecord
 from normlab.studies.base import AT_BEST, SETTINGS, Picture, Study
 from normlab.studies.index import as_text, command, plugins_argument, table_lines, write_index
 from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
+from normlab.studies.report_format import read_stored_report
 from normlab.studies.run import Attempt, Evidence
 
 FORMATS = ("svg", "pdf")
@@ -147,7 +148,7 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
     if not path.exists():
         return [], []
     try:
-        report = decode(read_record(path))
+        report = read_stored_report(path)
         if (criterion := report["criterion"]) != now:
             warn(f"{path}: was judged by criterion {criterion}, now {now}; its attempts without runs here are left out")
             return [], []

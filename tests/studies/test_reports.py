@@ -1,22 +1,24 @@
 """Reports of studies: those in results/studies follow from their report.json, and what is in doubt is marked."""
 
 import json
+import random
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from normlab.errors import StoreError
 from normlab.store.format import with_checksum
-from normlab.studies.base import AtLeast, Claim, load_studies
+from normlab.studies.base import STUDIES, AtLeast, Claim, load_studies
 from normlab.studies.estimators import Contrast, Estimate, difference
 from normlab.studies.index import command, write_index
 from normlab.studies.judge import AtBest, Judgement
 from normlab.studies.measures import StepsTo
-from normlab.studies.report import COLOURS, FORMATS, draw_verdicts
+from normlab.studies.report import COLOURS, FORMATS, draw_verdicts, write_report
 
 load_studies()
 COMMITTED = Path(__file__).parents[2] / "results" / "studies"
@@ -174,6 +176,48 @@ def test_a_report_that_cannot_be_read_is_an_error(
     assert err.splitlines()[-1].startswith(f"error: results/studies/{NAME}/report.json: is damaged (")
     assert err.endswith("or delete it: `normlab study report` writes it again from the records that are there\n")
     assert (folder / "README.md").read_bytes() == before
+
+
+WRONG = (None, True, -1, 10**400, 1e308, "nan", "-inf", "\ud800\x1b[2J$\\frac{", "x" * 2**17, [], {}, [[]], {"a": {}})
+
+
+def places(value: Any, below: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value, the first two of a list."""
+    if below:
+        yield below
+    pairs = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, each in pairs:
+        yield from places(each, (*below, key))
+
+
+def test_a_forged_report_is_read_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever changes a value computes the checksum again."""
+    monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FORMATS, b""))
+    monkeypatch.setattr("normlab.report.pages.shell.write_atomic", lambda path, content, **_: path.write_bytes(content))
+    report = json.loads((COMMITTED / NAME / "report.json").read_text())
+    (folder := tmp_path / NAME).mkdir()
+    found = {"accepted": 0, "refused": 0}
+    choose = random.Random(0)
+    for place in places(report):
+        for wrong in choose.sample(WRONG, 3):
+            forged = json.loads(json.dumps(report))
+            parent = forged
+            for key in place[:-1]:
+                parent = parent[key]
+            parent[place[-1]] = wrong
+            (folder / "report.json").write_bytes(with_checksum(forged))
+            try:
+                write_report(STUDIES[NAME], [], folder)
+                found["accepted"] += 1
+            except StoreError as error:
+                assert str(folder / "report.json") in str(error) or "has no runs" in str(error)
+                assert len(str(error)) < 1000
+                found["refused"] += 1
+            write_index(tmp_path)
+            capsys.readouterr()
+    assert min(found.values()) > 10, found
 
 
 def test_a_changed_criterion_needs_the_runs(copy: Callable[[str], Path], run_command: Command) -> None:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ import numpy as np
 from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZERS
 from normlab.data.documents import first_characters
 from normlab.data.hub import TIMEOUT_S, hub_errors
+from normlab.data.tokenizer_limits import call_within, check_definition, library_errors
 from normlab.errors import DataError, unknown
 from normlab.parsing import check_link, read_at_most
 
@@ -141,16 +143,19 @@ class SubwordTokenizer:
         end_token: That of its special tokens which ends a document; None: one more token does.
 
     Raises:
-        ValueError: The JSON is not a tokenizer, has too many tokens, or has dropout, which makes tokens random.
+        ValueError: The JSON is not a tokenizer, has too many tokens, has dropout, which makes tokens random, or makes
+            a text too long (`tokenizer_limits`).
     """
 
     def __init__(self, name: str, definition: str, end_token: str | None = None) -> None:
         from tokenizers import Tokenizer
 
         self.name, self.definition, self.end_token = name, definition, end_token
+        check_definition(definition)
         try:
-            self._tokenizer = Tokenizer.from_str(definition)
-        except Exception as error:  # `tokenizers` raises no narrower class
+            with library_errors():
+                self._tokenizer = Tokenizer.from_str(definition)
+        except ValueError as error:
             raise ValueError(f"not a tokenizer.json ({error})") from error
         # A tokenizer.json may ask for truncation and padding, which would change the text.
         self._tokenizer.no_truncation()
@@ -201,9 +206,10 @@ class SubwordTokenizer:
         """
         # Python decodes a command line's invalid UTF-8 to surrogates, which no tokenizer accepts.
         valid = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
+        encode = partial(self._tokenizer.encode_batch_fast, valid, add_special_tokens=False)
         try:
-            encodings = self._tokenizer.encode_batch_fast(valid, add_special_tokens=False)
-        except Exception as error:  # `tokenizers` raises no narrower class
+            encodings = call_within(sum(map(len, valid)), encode)
+        except ValueError as error:
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         tokens = [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
         for tokens_T in tokens:

@@ -1,18 +1,23 @@
 """BPE and pretrained tokenizers, compared with `tokenizers` and `transformers`."""
 
+import base64
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from normlab.config.corpora import MAX_VOCAB_SIZE, FilesData
+from normlab.data import tokenizer_limits
 from normlab.data import tokenizers as module
 from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import SubwordTokenizer, pieces, pretrained_tokenizer, train_bpe
@@ -194,6 +199,76 @@ def test_error_for_an_invalid_tokenizer_json(content: str, tmp_path: Path) -> No
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
         pretrained_tokenizer(str(tmp_path))
+
+
+def with_part(**parts: Any) -> str:
+    """Return a tokenizer.json of the bytes, with other parts."""
+    return json.dumps(json.loads(train_bpe(["a b"], 257).definition) | parts)
+
+
+def replace_by(content: str, pattern: str = "a", kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def sequence(name: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", name: list(steps)}
+
+
+CHARSMAP = base64.b64encode(struct.pack("<I", 1024) + bytes(1024) + b"x" * 99 + b"\0").decode()
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+LIMITED: dict[str, tuple[str, str]] = {
+    "a long replacement": (with_part(normalizer=replace_by("a" * 10**6)), "its Replace may make 1000000 characters"),
+    "a chain": (with_part(normalizer=sequence("normalizers", *[replace_by("aa")] * 40)), "may make 128 characters of"),
+    "a nested chain": (
+        with_part(normalizer=sequence("normalizers", sequence("normalizers", *[replace_by("aaa")] * 40))),
+        "may make 81 characters of one, with the steps before it",
+    ),
+    "an empty match": (
+        with_part(normalizer=sequence("normalizers", *[replace_by("x", "", "Regex")] * 9)), "may make 128 characters"
+    ),
+    "a prefix": (with_part(normalizer={"type": "Prepend", "prepend": "a" * 10**6}), "the prepend of its Prepend has"),
+    "bytes of bytes": (with_part(pre_tokenizer=sequence("pretokenizers", *[BYTES] * 9)), "its ByteLevel may make 256"),
+    "a decoder": (with_part(decoder=replace_by("a" * 10**6)), "its Replace may make 1000000 characters"),
+    "a table": (with_part(normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}), "may make 99 charact"),
+    "a damaged table": (
+        with_part(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}), "charsmap is damaged"
+    ),
+    "many steps": (with_part(normalizer=sequence("normalizers", *[{"type": "NFC"}] * 999)), "more than 256 steps"),
+    "a long pattern": (
+        with_part(pre_tokenizer={"type": "Split", "pattern": {"Regex": "a" * 10**6}, "behavior": "Isolated",
+                                 "invert": False}),
+        "has a pattern of 1000000 characters",
+    ),
+    "a long token": (
+        with_part(added_tokens=[{"id": 999, "content": "a" * 10**6, "single_word": False, "lstrip": False,
+                                 "rstrip": False, "normalized": False, "special": True}]),
+        "has a token of 1000000 characters",
+    ),
+    "nested lists": ('{"normalizer": ' + "[" * 10**5, "nested too deeply"),
+    "another form": ('{"model": [], "normalizer": 3}', "not a tokenizer.json"),
+}  # fmt: skip
+"""Tokenizers that take all memory or time, and what the error has."""
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_tokenizer_that_takes_all_memory_is_refused(name: str, tmp_path: Path) -> None:
+    definition, message = LIMITED[name]
+    (tmp_path / "tokenizer.json").write_text(definition)
+    with pytest.raises(DataError, match=message) as caught:
+        pretrained_tokenizer(str(tmp_path))
+    assert str(caught.value).startswith(f"data.tokenizer={tmp_path}: cannot be read (")
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_tokenizer_that_fails_or_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of its library is no Exception, and a regular expression may take exponential time."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    tokenizer = SubwordTokenizer("mine", with_part(pre_tokenizer=split))
+    with pytest.raises(DataError, match=r"data.tokenizer=mine: cannot encode the text \(Onig.*; choose another"):
+        tokenizer.encode("a" * 40)
+    monkeypatch.setattr(tokenizer_limits, "SECONDS", 0.1)
+    with pytest.raises(ValueError, match="takes more than 0 s for 7 characters"):
+        tokenizer_limits.call_within(7, lambda: time.sleep(5))
 
 
 def test_large_tokenizer_file_is_rejected(files: Callable[..., FilesData], tmp_path: Path) -> None:

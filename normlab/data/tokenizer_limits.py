@@ -1,0 +1,163 @@
+"""Limits on a tokenizer.json of a stranger: how much longer it may make a text, and for how long it may run.
+
+A normaliser such as "replace a by a million characters" takes all memory, and a chain of small ones as much. Their
+growth is bounded from the definition, before a text is encoded. What cannot be read from it, such as the time that a
+regular expression takes, is bounded while it runs.
+"""
+
+import base64
+import binascii
+import json
+import queue
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LARGEST_GROWTH = 64
+"""Most characters that a normaliser, a pre-tokenizer or a decoder may make of one. XLNet's makes 36, by this count."""
+MOST_STEPS = 256
+LONGEST_TEXT = 2**10
+"""Most characters of a text in a step, such as what it prepends; longer contents of `Replace` are refused as growth."""
+LONGEST_PATTERN = 2**14
+LONGEST_TOKEN = 2**12
+"""Most characters of a token; those of public tokenizers have at most about 200."""
+SECONDS, CHARACTERS_PER_S = 60.0, 10_000
+"""Encoding may take this time, and more for a long text; slow public tokenizers take 100,000 characters a second."""
+
+_GROWS = {"ByteLevel": 4, "Metaspace": 2}
+"""Characters that a step makes of one at most: a byte of UTF-8 becomes a character, and a word gets one before it."""
+_STEPS = ("normalizers", "pretokenizers", "decoders")
+"""The names of the lists of steps in a sequence."""
+
+
+def check_definition(definition: str) -> None:
+    """Check the growth of a text by a tokenizer.json, and the lengths of its tokens.
+
+    Raises:
+        ValueError: A limit is exceeded; or it is not JSON, or has a part of another form.
+    """
+    try:
+        content = json.loads(definition)
+        parts = [content.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
+        model, added = content["model"], content.get("added_tokens") or []
+        vocab = model.get("vocab") or []
+        tokens = [*(each if isinstance(each, str) else each[0] for each in vocab), *(each["content"] for each in added)]
+        texts = [value for value in model.values() if isinstance(value, str)]
+        longest = max(map(len, [*tokens, *texts]), default=0)
+        for part in parts:
+            _check_part(part)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"not a tokenizer.json (a part of it has another form: {error!s:.60})") from error
+    if longest > LONGEST_TOKEN:
+        raise ValueError(f"has a token of {longest} characters (at most {LONGEST_TOKEN})")
+
+
+def _check_part(part: dict[str, Any] | None) -> None:
+    """Check a normaliser, a pre-tokenizer or a decoder, whose steps follow one another."""
+    growth = 1
+    for number, step in enumerate(_steps_of(part), start=1):
+        growth *= _growth(step)
+        if growth > LARGEST_GROWTH:
+            raise ValueError(
+                f"its {step['type']} may make {growth} characters of one, with the steps before it (at most "
+                f"{LARGEST_GROWTH})"
+            )
+        if number > MOST_STEPS:
+            raise ValueError(f"has more than {MOST_STEPS} steps")
+
+
+def _steps_of(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield the steps of nested sequences, in order."""
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+    for name in _STEPS:
+        for step in part.get(name) or ():
+            yield from _steps_of(step)
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """Return a bound on the characters that a step makes of one.
+
+    Raises:
+        ValueError: One of its texts is too long.
+    """
+    kind, pattern = step["type"], step.get("pattern")
+    found = next(iter(pattern.values())) if isinstance(pattern, dict) else ""
+    if len(found) > LONGEST_PATTERN:
+        raise ValueError(f"its {kind} has a pattern of {len(found)} characters (at most {LONGEST_PATTERN})")
+    if kind == "Replace":
+        content = len(step["content"])
+        if isinstance(pattern, dict) and "String" in pattern and found:
+            return max(1, -(-content // len(found)))
+        return 1 + content  # a regular expression may match the empty text before each character
+    if kind == "Precompiled":
+        return _longest_in_charsmap(step["precompiled_charsmap"])
+    for name, value in step.items():
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise ValueError(f"the {name} of its {kind} has {len(value)} characters (at most {LONGEST_TEXT})")
+    return _GROWS.get(kind, 1)
+
+
+def _longest_in_charsmap(encoded: str) -> int:
+    """Return the characters of the longest replacement in a table of SentencePiece.
+
+    The table is the length of a trie, the trie, and the replacements, each with a NUL at its end.
+
+    Raises:
+        ValueError: It is damaged; the library would end the process.
+    """
+    try:
+        table = base64.b64decode(encoded, validate=True)
+        (length,) = struct.unpack_from("<I", table)
+        replacements = table[4 + length :].decode()
+    except (binascii.Error, struct.error, UnicodeDecodeError) as error:
+        raise ValueError("its precompiled_charsmap is damaged") from error
+    if length % 4 or 4 + length > len(table):
+        raise ValueError("its precompiled_charsmap is damaged")
+    return max(1, *map(len, replacements.split("\0")))
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Convert every error of `tokenizers` to a ValueError: a panic of Rust is no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(str(error)) from error
+
+
+def call_within(characters: int, function: Callable[[], T]) -> T:
+    """Return what a function of `tokenizers` returns for a text of so many characters.
+
+    Raises:
+        ValueError: The function failed, or takes too long. It goes on in its thread until the process ends, because
+            the library cannot be stopped.
+    """
+    results: queue.SimpleQueue[tuple[T | None, ValueError | None]] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            with library_errors():
+                results.put((function(), None))
+        except ValueError as error:
+            results.put((None, error))
+
+    threading.Thread(target=call, name="normlab tokenizer", daemon=True).start()
+    seconds = SECONDS + characters / CHARACTERS_PER_S
+    try:
+        result, error = results.get(timeout=seconds)
+    except queue.Empty:
+        raise ValueError(f"takes more than {seconds:.0f} s for {characters} characters") from None
+    if error is not None:
+        raise error
+    return result  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""The types of report.json, which may be a stranger's: readers get what they expect, or an error that names the file."""
+"""The types of report.json, which may be a stranger's: a reader gets these, or an error that names the file."""
 
 import math
 from collections.abc import Iterator

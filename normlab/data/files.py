@@ -69,14 +69,16 @@ def files_of_folder(root: Path) -> list[Source]:
     """Return the files below a folder of the user, which may be a stranger's; as `files_below`.
 
     Raises:
-        DataError: One is a link that leads out of the folder.
+        DataError: One is a link that leads out of the folder, or there is such a link to a folder, whose files are not
+            covered by the hash.
     """
     sources = files_below(root)
-    for source in sources:
+    folders = [Path(top, name) for top, names, _ in os.walk(root) for name in names if name[0] != "."]
+    for path in [*(source.path for source in sources), *filter(os.path.islink, folders)]:
         try:
-            check_link(source.path, root)
+            check_link(path, root)
         except ValueError as error:
-            raise DataError(f"{source.path}: {error}, or leave it out") from error
+            raise DataError(f"{path}: {error}, or leave it out") from error
     return sources
 
 

@@ -51,7 +51,7 @@ def check_definition(definition: str) -> None:
         for part in parts:
             _check_part(part)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("not a tokenizer.json (nested too deeply)") from error
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"not a tokenizer.json (a part of it has another form: {error!s:.60})") from error
     if longest > LONGEST_TOKEN:

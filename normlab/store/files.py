@@ -20,7 +20,6 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota and run the same command again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run the same command again",
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
-    errno.ELOOP: "replace the symbolic link with what it points to",
     errno.ENOLCK: "this disk has no file locks; choose a results_dir on another disk",
 }
 _LONGEST_NAME = 200

@@ -143,7 +143,7 @@ def _(inside: Path, outside: Path) -> None:
     (dataset(inside) / "b.jsonl").symlink_to(outside / "secret.jsonl")
 
 
-@attack("data: a linked folder", HUB, "outside of the dataset|data file")
+@attack("data: a linked folder", HUB, "linked: is a link to")
 def _(inside: Path, outside: Path) -> None:
     card = {"configs": [{"config_name": "default", "data_files": "linked/*.jsonl"}]}
     (dataset(inside, card) / "linked").symlink_to(outside)
@@ -187,7 +187,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "config: a file above": ("defaults: [train, {override norm: ../../../outside/secret}]", "its defaults list names"),
     "config: a variable": ("defaults: [train, _self_]\nrun: {name: '${oc.env:SECRET}'}", "reads the environment"),
     "config: a hidden variable": (
-        "defaults: [train, _self_]\nrun: {name: '${oc.${run.project}:SECRET}', project: env}", "error: "
+        "defaults: [train, _self_]\nrun: {name: '${oc.${tracking.project}:SECRET}'}\ntracking: {project: env}",
+        "reads the environment",
     ),
     "config: references": (f"defaults: [train, _self_]\n{bomb()}", "has more than 131072 values"),
 }  # fmt: skip
@@ -226,9 +227,10 @@ of_model(
 of_model("model: a terabyte of holes", "of which the disk holds 0", "model.safetensors", lambda p, o: sparse(p))
 of_model("model: a link", "is a link to", "model.safetensors", lambda p, o: p.symlink_to(o / "secret.jsonl"))
 of_model("model: a folder", "Is a directory", "model.safetensors", lambda p, o: p.mkdir())
+LIE = b'{"wte.weight": {"dtype": "F32", "shape": [274877906944], "data_offsets": [0, 1099511627776]}}'
 of_model(
     "model: a header that lies", "and its header declares", "model.safetensors",
-    lambda p, o: p.write_bytes(struct.pack("<Q", 58) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}   '),
+    lambda p, o: p.write_bytes(struct.pack("<Q", len(LIE)) + LIE),
 )  # fmt: skip
 of_model("model: a linked config", "is a link to", "config.json", lambda p, o: p.symlink_to(o / "secret.json"))
 of_model("model: a config of a terabyte", "config.json: cannot be read .has", "config.json", lambda p, o: sparse(p))
@@ -238,6 +240,7 @@ def tokenizer_of(**parts: object) -> Callable[[Path, Path], None]:
     def build(inside: Path, outside: Path) -> None:
         definition = json.loads((inside / "model" / "tokenizer.json").read_text())
         (inside / "tokenizer.json").write_text(json.dumps(definition | parts))
+        (inside / "text.txt").write_text(f"{'a' * 60}\n" * 400)
 
     return build
 
@@ -245,7 +248,7 @@ def tokenizer_of(**parts: object) -> Callable[[Path, Path], None]:
 REPLACE = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 10**6}
 CHAIN = {"type": "Sequence", "normalizers": [{**REPLACE, "content": "ee"}] * 60}
 TABLE = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 4).decode()}
-REGEX = {"type": "Split", "pattern": {"Regex": "([a-z ,.0-9\n]+)+Z"}, "behavior": "Isolated", "invert": False}
+REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
 SUBWORDS = f"train {SMALL} data=files data.path=[text.txt] data.tokenizer=tokenizer.json"
 ATTACKS += [
     Attack("tokenizer: a long replacement", tokenizer_of(normalizer=REPLACE), SUBWORDS, "may make 1000000 characters"),
@@ -381,7 +384,8 @@ def arguments(command: str, inside: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def judge(each: Attack, base: Path, folder: Path) -> tuple[list[str], list[str]]:
@@ -397,7 +401,8 @@ def judge(each: Attack, base: Path, folder: Path) -> tuple[list[str], list[str]]
     problems = [f"touches {line}" for line in touched]
     if contents(outside) != before:
         problems.append("changes a file outside")
-    if SECRET in text or any(SECRET.encode() in content for content in contents(inside / "results").values()):
+    written = [path for path in (inside / "results").rglob("*") if path.is_file() and path.stat().st_nlink == 1]
+    if SECRET in text or any(SECRET.encode() in path.read_bytes() for path in written):
         problems.append("shows the secret")
     if seconds > SECONDS:
         problems.append("takes too long")

@@ -9,14 +9,15 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 MOST_DIGITS = 18
 """The most digits of a whole number in a text: int64 holds every such number."""
 
 
-LARGEST_SPARSE, MOST_COMPRESSED = 2**30, 64
-"""A file of more bytes than the first number is refused if its size is more than the second times that on the disk.
-
-A file of holes has any size and no content; a disk that compresses may hold a fraction of a text.
+LARGEST_SPARSE, MOST_SPARSE = 2**30, 64
+"""A file of holes, which has any size and no content, is refused if it has more bytes than the first number, and more
+than the second times what the disk holds.
 """
 
 
@@ -41,7 +42,7 @@ def open_to_read(path: Path, max_bytes: int | None = None) -> BufferedReader:
         problem = "is a pipe or a device, not a file"
     elif max_bytes is not None and status.st_size > max_bytes:
         problem = f"has {status.st_size} bytes (at most {max_bytes})"
-    elif status.st_size > LARGEST_SPARSE and status.st_size > MOST_COMPRESSED * on_disk:
+    elif status.st_size > max(LARGEST_SPARSE, MOST_SPARSE * on_disk) and _has_hole(descriptor, status.st_size):
         problem = f"has {status.st_size} bytes, of which the disk holds {on_disk}; a copy without holes is needed"
     if problem:
         os.close(descriptor)
@@ -49,6 +50,16 @@ def open_to_read(path: Path, max_bytes: int | None = None) -> BufferedReader:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise ValueError(problem)
     return os.fdopen(descriptor, "rb")
+
+
+def _has_hole(descriptor: int, size: int) -> bool:
+    """Return whether a file has a hole; false on a disk that knows of none, such as one that compresses."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < size
+    except OSError:
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:
@@ -92,6 +103,14 @@ def from_json(content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def key_of(tree: dict[str, Any]) -> bytes:
+    """Return the JSON of an object of plain values, which differs if a value or its type does: a key of a cache."""
+    try:
+        return msgspec.json.encode(tree)
+    except UnicodeEncodeError:  # half of a surrogate pair, as Python has in a path that is no UTF-8
+        return json.dumps(tree).encode()
 
 
 MOST_NODES = 2**17

@@ -24,7 +24,7 @@ from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.options import check, identity_tree, option, plain_tree
-from normlab.parsing import is_whole_number
+from normlab.parsing import from_json, is_whole_number, key_of
 from normlab.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
@@ -421,7 +421,7 @@ def parse_config(tree: Mapping[str, Any]) -> RunConfig:
         **_KINDS,
     }
     for group, kind in kinds.items():
-        setattr(config, group, _parse_group(group, kind, msgspec.json.encode(tree.get(group, {}))))
+        setattr(config, group, _parse_group(group, kind, key_of(tree.get(group, {}))))
     check(config, checked=kinds)
     return config
 
@@ -436,7 +436,7 @@ _KINDS = {
 @lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
 def _parse_group(group: str, kind: type[T], content: bytes) -> T:
     """Return the options of a group, which `content` has as JSON, checked; equal contents give the same object."""
-    options = _convert(msgspec.json.decode(content), kind, group)
+    options = _convert(from_json(content), kind, group)
     check(options, f"{group}.")
     return options
 

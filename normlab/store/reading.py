@@ -98,9 +98,13 @@ def parse_record(path: Path, content: bytes, kind: type[T] = dict[str, Any]) -> 
             if (version := from_json(content).get("version")) in range(1, RECORD_VERSION):
                 check_format(path, version)
         raise
-    check_format(path, decoder_of(_Versioned).decode(plain).version)
+    if b"\\ud" in plain:  # half of a surrogate pair, as in a path that is no UTF-8, which msgspec does not decode
+        record = from_json(plain)
+        check_format(path, record.get("version"))
+        return msgspec.convert(record, kind, strict=False)
+    check_format(path, _VERSION.decode(plain).version)
     # Straight from JSON to the type: a dict of all values in between takes longer than everything else here.
-    return decoder_of(kind).decode(plain)
+    return _decoder_of(kind).decode(plain)
 
 
 class _Versioned(msgspec.Struct):
@@ -109,8 +113,11 @@ class _Versioned(msgspec.Struct):
     version: Any = None
 
 
+_VERSION = msgspec.json.Decoder(_Versioned)
+
+
 @cache  # a decoder takes longer to make than to use, and readers decode thousands of records
-def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
     """Return the decoder of JSON to a type; it reads "nan" as a float, which a strict one refuses."""
     return msgspec.json.Decoder(kind, strict=False)
 

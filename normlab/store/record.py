@@ -14,11 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
+from normlab.parsing import from_json, key_of
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References
@@ -55,7 +54,7 @@ def flatten_groups(tree: Mapping[str, Any]) -> dict[str, Setting]:
     flat: dict[str, Setting] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat.update(_flatten_group(key, msgspec.json.encode(value)))
+            flat.update(_flatten_group(key, key_of(value)))
         else:
             flat[key] = as_setting(value)
     return flat
@@ -63,7 +62,7 @@ def flatten_groups(tree: Mapping[str, Any]) -> dict[str, Setting]:
 
 @lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
 def _flatten_group(group: str, content: bytes) -> dict[str, Setting]:
-    return flatten(msgspec.json.decode(content), f"{group}.")
+    return flatten(from_json(content), f"{group}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

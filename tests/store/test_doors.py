@@ -15,11 +15,9 @@ OWN_METHODS = {"self.open", "ModelFolder.open"}
 DOORS = {
     # Files of records, of models, of tokenizers and of configs, which may be a stranger's.
     "parsing.py": "a regular file of at most some bytes",
-    "store/reading.py": "the last row of metrics, from their end",
     "store/files.py": "appends to and replaces files of a record",
     "store/hidden.py": "new files under hidden names",
     "store/lock.py": "locks",
-    "store/added.py": "rows that a training run adds, for the upload and the page that follow it",
     "store/archive.py": "archives",
     "training/checkpoint.py": "checkpoints, by their manifest",
     "hf/weight_files.py": "weights of other programs, by their headers",
@@ -39,7 +37,6 @@ DOORS = {
     "report/compare/write.py": "templates of the installation",
     "report/pages/shell.py": "templates of the installation",
     "sweeps/process.py": "logs of this process's children",
-    "sweeps/worker.py": "its log",
     "sweeps/search.py": "the file of trials that optuna has written",
     "tracking/follower.py": "standard input",
     "training/launch.py": "messages of this process's children",

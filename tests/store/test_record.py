@@ -1,6 +1,7 @@
 """`RunRecord`: a real record parses completely, and a record with a wrong field is damaged, by name."""
 
 import copy
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,15 @@ def test_only_the_numbers_of_a_status_may_be_nan(tmp_path: Path) -> None:
     assert math.isnan(status.val_loss or 0)
     assert (status.error, status.pack.sweep, status.pack.runs) == ("inf", "nan", ("abc", "inf"))
     assert status.changes_at_resume[1] == "nan"
+
+
+def test_a_path_that_is_no_utf8_is_read(tmp_path: Path) -> None:
+    """Python has such a byte as half of a surrogate pair, which the decoder of msgspec refuses."""
+    run = run_json()
+    run["config"]["data"] |= {"name": "files", "path": ["caf\udce9.txt"]}
+    record = RunRecord.load(write(tmp_path / "abc", run))
+    assert record.options["data.path"] == json.dumps(["caf\udce9.txt"])
+    assert record.config.data.path == ["caf\udce9.txt"]
 
 
 def test_an_option_that_was_added_later_has_its_default(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def card(**config: Any) -> bytes:
 
 OUTSIDE: dict[str, tuple[dict[str, Any], str]] = {
     "a folder above": ({"data_files": "../outside.jsonl"}, "names '../outside.jsonl', which is outside of"),
-    "an absolute path": ({"data_files": "{outside}"}, "outside.jsonl', which is outside of"),
+    "an absolute path": ({"data_files": "{outside}"}, "data_files names '/.*, which is outside of"),
     "of a split": ({"data_files": [{"split": "train", "path": ["a.jsonl", "{outside}"]}]}, "which is outside of"),
     "of splits": ({"data_files": {"train": "../*.jsonl"}}, r"'../\*.jsonl', which is outside of"),
     "a folder of files": ({"data_dir": "sub/../.."}, "data_dir names 'sub/../..', which is outside of"),

@@ -169,7 +169,7 @@ class HubText:
         """
         if self._folder and builder.name not in FORMATS:
             raise DataError(f"its files are read as {builder.name}, which is no text; write the text as {WRITE_AS}")
-        covered = {str(source.path) for source in self._files}
+        covered = {os.path.abspath(source.path) for source in self._files}  # as `datasets` has them
         for path in itertools.chain(*files.values()):
             is_inside = path in covered if self._folder else path.startswith(f"{builder.base_path}/")
             if not is_inside:

@@ -27,14 +27,14 @@ from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.report.histories import history, read_statistics
 from normlab.store.files import io_error
-from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
+from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE, TOKENIZER_FILE
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.changed_plugins import changed_plugins
 from normlab.training.machine import resolve_device
-from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, versions
+from normlab.training.training_run import FRESH, PLUGINS, versions
 
 if TYPE_CHECKING:
     import pandas as pd

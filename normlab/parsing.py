@@ -16,7 +16,7 @@ MOST_DIGITS = 18
 
 
 LARGEST_SPARSE, MOST_SPARSE = 2**30, 64
-"""A file of holes, which has any size and no content, is refused if it has more bytes than the first number, and more
+"""A sparse file, which has holes in place of content, is refused if it has more bytes than the first number, and more
 than the second times what the disk holds.
 """
 
@@ -74,7 +74,7 @@ def read_at_most(path: Path, max_bytes: int) -> bytes:
 
 
 def check_link(path: Path, folder: Path) -> None:
-    """Check that a file is in the folder that lists it, because a link in a stranger's folder may lead anywhere.
+    """Check that a file is in a folder after its links are followed: a link of a stranger may lead anywhere.
 
     The cache of the Hugging Face libraries is an exception: the links in `snapshots/COMMIT` lead to `blobs` beside it.
 

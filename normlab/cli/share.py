@@ -27,10 +27,13 @@ def share(
     from pathlib import Path
 
     from normlab.errors import warn
-    from normlab.store.archive import absolute_paths, write_archive
+    from normlab.store.archive import absolute_paths, damage_of, write_archive
     from normlab.store.query import find_folders
 
-    write_archive(Path(output), find_folders(names, results_dir), checkpoints=checkpoints)
+    folders = list(find_folders(names, results_dir))
+    write_archive(Path(output), folders, checkpoints=checkpoints)
+    for problem in (problem for _, runs in folders for run in runs for problem in damage_of(run)):
+        warn(problem)
     if paths := absolute_paths(Path(output)):
         more = f", and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
         warn(f"-o {output}: has the names of folders of this machine, {', '.join(paths[:MOST_PATHS])}{more}")

@@ -388,7 +388,7 @@ class RunConfig:
     def recorded(self) -> dict[str, Any]:
         """Return the options for a record or a plan: all but `results_dir`, which is the folder that it lies in.
 
-        So a record that is moved or shared names no folder of the machine that made it, but those that the user named.
+        A record that is moved or shared then has only the paths that the user has set.
         """
         tree = plain_tree(self)
         del tree["results_dir"]
@@ -404,8 +404,8 @@ def parse_config(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record, for readers.
 
     The norm and the placement are of their base classes and lack the options of their own, because their classes may be
-    a plugin's. An option that a later version added has its default. Configs share their equal groups: do not change
-    them.
+    a plugin's. An option that a later version added has its default. Configs share their equal groups: copy a
+    config before you change it.
 
     Raises:
         ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one

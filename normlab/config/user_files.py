@@ -22,7 +22,7 @@ from normlab.parsing import LARGEST_YAML, check_expanded_size, check_link, read_
 
 _OF_HYDRA = re.compile(r"(^|[\s/@])hydra($|[/@.:])")
 """A key of a defaults list that chooses a part of Hydra's own config, such as `override /hydra/launcher`."""
-WRITE_THE_VALUE = "write the value itself: records and archives would hold what this machine has there"
+WRITE_THE_VALUE = "write the value itself, since records and archives store it"
 
 
 class _NamedText(io.StringIO):
@@ -49,10 +49,9 @@ class UserFiles(ConfigSource):
         path = self._path(self._normalize_file_name(config_path))
         try:
             check_link(path, Path(self.path))
-            content = read_at_most(path, LARGEST_YAML)
+            text = read_at_most(path, LARGEST_YAML).decode()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read ({error}); choose another config") from error
-        text = content.decode()
         try:
             check_expanded_size(text)
         except ValueError as error:
@@ -98,7 +97,8 @@ def _check_content(path: Path, content: Any, package: str) -> None:
             if ".." in f"{key} {value}" or "${" in f"{key} {value}":
                 name = str(value or key)
                 raise ConfigError(
-                    f"{path}: its defaults list names {name!r:.80}; name a config by its path in the folder"
+                    f"{path}: its defaults list names {name!r:.80}; name a config by its path in the folder, "
+                    "without .. and references"
                 )
     if hydra := next((key for key in [*keys, package] if _OF_HYDRA.search(key)), None):
         raise ConfigError(
@@ -106,7 +106,7 @@ def _check_content(path: Path, content: Any, package: str) -> None:
             "folders of configs in the command: hydra.searchpath=[file://FOLDER]"
         )
     for text in _texts(content):
-        if "oc.env" in text:
+        if re.search(r"\$\{\s*oc\.env", text):
             raise ConfigError(f"{path}: reads the environment in {text!r:.80}; {WRITE_THE_VALUE}")
 
 

@@ -1,6 +1,6 @@
 """Limits on a tokenizer.json of a stranger: how much longer it may make a text, and for how long it may run.
 
-A normaliser such as "replace a by a million characters" takes all memory, and a chain of small ones as much. Their
+A normaliser that replaces one character by a million takes all memory, and so does a chain of small ones. Their
 growth is bounded from the definition, before a text is encoded. What cannot be read from it, such as the time that a
 regular expression takes, is bounded while it runs.
 """
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LARGEST_GROWTH = 64
-"""Most characters that a normaliser, a pre-tokenizer or a decoder may make of one. XLNet's makes 36, by this count."""
+"""Most characters that a normaliser, a pre-tokenizer or a decoder may make of one. XLNet's has a bound of 36."""
 MOST_STEPS = 256
 LONGEST_TEXT = 2**10
 """Most characters of a text in a step, such as what it prepends; longer contents of `Replace` are refused as growth."""
@@ -140,8 +140,8 @@ def call_within(characters: int, function: Callable[[], T]) -> T:
     """Return what a function of `tokenizers` returns for a text of so many characters.
 
     Raises:
-        ValueError: The function failed, or takes too long. It goes on in its thread until the process ends, because
-            the library cannot be stopped.
+        ValueError: The function failed, or takes too long. The call continues in its thread until the process
+            ends, because the library cannot be stopped.
     """
     results: queue.SimpleQueue[tuple[T | None, ValueError | None]] = queue.SimpleQueue()
 

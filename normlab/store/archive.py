@@ -5,6 +5,7 @@ among them: a stranger's page may have any script, and `normlab compare` writes 
 """
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -16,9 +17,11 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 from normlab.errors import ConfigError, StoreError, counted
 from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
-from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATISTICS_FOLDER, SWEEPS_FOLDER
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATISTICS_FOLDER, SWEEPS_FOLDER, TOKENIZER_FILE
 from normlab.store.hidden import new_file, new_folder
 from normlab.store.plans import has_plan
+from normlab.store.reading import read_bytes
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 
 _RECORD = re.compile(
@@ -72,6 +75,18 @@ def write_archive(
             sync(new)
     except OSError as error:
         raise io_error(output, "written", error, setting="-o") from error
+
+
+def damage_of(folder: RunFolder) -> list[str]:
+    """Return what a reader of a run's record will find damaged, one line each."""
+    entry = RunRecord.read(folder)
+    if not isinstance(entry, RunRecord):
+        return [entry.problem]
+    problems = [folder.metrics_problem(), folder.statistics_problem()]
+    tokenizer, expected = folder.path / TOKENIZER_FILE, entry.corpus.tokenizer_sha256
+    if expected and hashlib.sha256(read_bytes(tokenizer)).hexdigest() != expected:
+        problems.append(f"{tokenizer}: is missing or damaged; restore a copy from a run on the same corpus")
+    return [problem for problem in problems if problem]
 
 
 def absolute_paths(path: Path) -> list[str]:

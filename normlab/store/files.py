@@ -102,8 +102,8 @@ def open_to_change(path: Path, flags: int) -> int:
         flags: Flags of `os.open`.
 
     Raises:
-        StoreError: It has another name too (a hard link), so that the change would reach outside of the folder; or it
-            is no file.
+        StoreError: It has a second hard link, so that the change would reach outside of the folder; or it is no
+            regular file.
         OSError: It is a symbolic link, or the system refused.
     """
     # Without O_NONBLOCK, opening a pipe waits until another process reads from it.
@@ -116,8 +116,8 @@ def open_to_change(path: Path, flags: int) -> int:
         raise StoreError(f"{path}: is a pipe or a device, not a file; delete it")
     copy = shlex.quote(f"{path}.copy")
     raise StoreError(
-        f"{path}: has {status.st_nlink} names (hard links), and normlab changes no file of another name; give it a "
-        f"copy of its own: cp {shlex.quote(str(path))} {copy} && mv {copy} {shlex.quote(str(path))}"
+        f"{path}: has {status.st_nlink} names (hard links), and normlab changes no such file; replace it with a "
+        f"copy: cp {shlex.quote(str(path))} {copy} && mv {copy} {shlex.quote(str(path))}"
     )
 
 

@@ -107,7 +107,7 @@ def read_plan(folder: Path, new_name: str = "") -> Plan:
 
     Args:
         folder: The folder of the sweep, whose name is that of the sweep.
-        new_name: The name that the sweep is given, which its plan has already if a rename was killed.
+        new_name: The new name during a rename; the plan has it already if a rename was killed.
 
     Raises:
         StoreError: The file is missing or damaged, has another format, or is of another sweep.

@@ -127,7 +127,7 @@ def find_runs(path: str | os.PathLike[str]) -> list[RunEntry]:
     Raises:
         StoreError: The folder exists and cannot be read.
     """
-    top = Path(path)
+    top = _path(os.fspath(path))
     if is_run(top):
         return [RunRecord.read(RunFolder(top.absolute()))]
     return [RunRecord.read(folder) for folder in _run_folders(_runs_folder(top))]
@@ -153,7 +153,7 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
         StoreError: Several do.
     """
     if query and os.path.isfile(Path(query) / RUN_FILE):
-        return RunFolder(Path(query).absolute())
+        return RunFolder(_path(query).absolute())
     runs = _runs_folder(Path(results_dir))
     if is_file_name(query) and is_run(runs / query):
         return RunFolder(runs / query)
@@ -207,8 +207,13 @@ def find_sweep(name: str, results_dir: Folder) -> Path | None:
 
 
 def _path(name: str) -> Path:
-    """Return the path of a name without `..`, because the results folder is found by the names above a sweep's."""
+    """Return the path of a run or a sweep with its own name at the end, below its results folder.
+
+    The user may name it by a symbolic link, or by a path with `..`. A link in a results folder is part of a record.
+    """
     path = Path(name)
+    if path.is_symlink() and path.parent.name not in (RUNS_FOLDER, SWEEPS_FOLDER):
+        return Path(os.path.realpath(path))
     return Path(os.path.abspath(path)) if ".." in path.parts else path
 
 

@@ -167,8 +167,8 @@ def check_run_id(path: Path, run_id: object, folder: Path) -> None:
     """
     if run_id != folder.name:
         raise StoreError(
-            f"{path}: is of run {run_id!r:.80}, not of run {folder.name}; put back the files of each run, and keep the "
-            "names of their folders"
+            f"{path}: is of run {run_id!r:.80}, not of run {folder.name}; put back the files of each run, or the name "
+            "of its folder"
         )
 
 
@@ -232,7 +232,7 @@ class Rows:
     """Whether the last line is cut short: a kill leaves that, and it is harmless."""
 
     def problem(self, path: Path) -> str:
-        """Return how many lines of the file at `path` are left out, but for a torn last one; empty if none is."""
+        """Return a message with the number of damaged lines, without a torn last one; empty if there are none."""
         lost = self.damaged - self.torn
         return f"{path}: damaged rows, left out: {lost}" if lost else ""
 

@@ -122,7 +122,7 @@ class Corpus:
     read: TextRead
     baselines: Baselines
     tokenizer_sha256: str = ""
-    """Of the run's tokenizer.json; empty in a plan."""
+    """SHA-256 of the run's tokenizer.json; empty in a plan."""
     changed_share: float | None = None
     """Share of the characters of a sample of the text that the tokenizer changes; None in older records."""
 

@@ -287,7 +287,7 @@ class RunFolder:
     def statistics_problem(self, tiers: Collection[str] | None = None) -> str:
         """Return how the statistics of a completed run differ from those that were written; empty if they do not.
 
-        The intact rows can be read, since each has a checksum. `tiers` are those that are compared, by default all.
+        The intact rows can be read, since each has a checksum. `tiers` are the files to compare, by default all.
         """
         try:
             status = self.read_status()  # before the statistics, as for the metrics

@@ -65,7 +65,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class RowsDigest:
-    """The rows of a file of a completed run, by which readers notice that it has changed."""
+    """The number of rows and the SHA-256 of a file of a completed run; readers compare them."""
 
     rows: Count
     sha256: str
@@ -87,7 +87,7 @@ class Status:
     state: State
     """A reader uses `RunRecord.state`, which knows killed runs too."""
     run_id: str = ""
-    """Of the run whose status it is; empty where there is no file."""
+    """The id of the run; empty if there is no status.json."""
     step: Count = 0
     """Updates made."""
     train_loss: float | None = None

@@ -136,7 +136,7 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
             plans[old] = read_plan(old, target.name)
             _check_packs(old, plans[old])
         for old, target in renames.items():
-            # First: the old folder is found after a kill.
+            # The plan before the folder: after a kill the old folder is found, and its plan has the new name.
             write_plan(old, replace(plans[old], name=target.name))
             try:
                 old.rename(target)

@@ -16,7 +16,7 @@ from normlab.data.corpus import Corpus
 from normlab.errors import StoreError, notify, warn
 from normlab.options import flatten_options
 from normlab.store.files import make_folder, write_atomic
-from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUN_FILE, STATUS_FILE, to_json
+from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUN_FILE, STATUS_FILE, TOKENIZER_FILE, to_json
 from normlab.store.reading import damaged
 from normlab.store.record import Run, RunRecord, Setting, as_setting, flatten
 from normlab.store.runs import RunFolder
@@ -26,7 +26,7 @@ from normlab.training.changed_plugins import change_warnings
 from normlab.training.checkpoint import Checkpoint
 from normlab.training.loop import Loop
 from normlab.training.start_from import copy_start
-from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, Progress, TrainingRun
+from normlab.training.training_run import FRESH, PLUGINS, Progress, TrainingRun
 
 KEPT_OPTIONS = {"run.name": None} | {
     f"tracking.{name}": default for name, default in flatten_options(TrackingConfig()).items() if name != "wandb"

@@ -145,7 +145,7 @@ def read_start(config: RunConfig) -> Checkpoint:
     """
     other, step = _start(config)
     saved = checkpoint.read(other.path / checkpoint.FOLDER, step)
-    problem = other.metrics_problem()
+    problem = other.metrics_problem() or other.statistics_problem()
     if saved.meta["diverged"] is not None:
         problem = f"run {other.run_id} diverged at step {step}; choose an earlier checkpoint"
     elif other.size() < saved.meta["metrics_bytes"]:

@@ -44,7 +44,6 @@ from normlab.version import __version__
 
 PLUGINS = "plugins"
 """The folder of the copies of plugins in a run's folder."""
-TOKENIZER_FILE = "tokenizer.json"
 FRESH = "start another run beside it with run.fresh=true"
 
 

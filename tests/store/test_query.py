@@ -146,6 +146,20 @@ def test_a_sweep_is_found_from_beside_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert (len(selection.started), selection.home) == (1, first)
 
 
+def test_a_run_and_a_sweep_have_their_own_names_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(steps=20, depth=1, width=8, warmup_steps=2)
+    sweep = write_sweep(tmp_path / "results", "first", [record])
+    run = tmp_path / "results" / "runs" / record.run_id
+    (run / "stats").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    Path("best").symlink_to(run)
+    Path("mine").symlink_to(sweep)
+    for name in ("best", f"results/runs/{record.run_id}/stats/..", "best/.", "mine"):
+        (found,) = select_runs(name, "results").started
+        assert (found.run_id, found.state) == (record.run_id, "finished"), name
+    assert resolve_run("best", "results").path == run
+
+
 def test_unknown_query_names_the_nearest_sweep_where_a_sweep_may_be_named(results: Path) -> None:
     for name in ("depths", "widths"):
         sweep_folder(results, name).mkdir(parents=True)

@@ -168,10 +168,19 @@ class StatisticsFiles:
             part.truncate(step)
 
     def copy(self, path: Path, before: int) -> None:
-        """Copy the rows before a step into another run's folder."""
+        """Copy the rows before a step into another run's folder.
+
+        Raises:
+            StoreError: A row or a description is damaged, or of another run; nothing is copied then.
+        """
+        problems: list[str] = []
+        tiers = {tier: self.read(tier) for tier, _ in self.parts(problems)}
+        problems += [f"{self.path}: damaged rows: {rows}; restore a copy" for _, rows in tiers.values() if rows]
+        if problems:
+            raise StoreError(problems[0])
         copies = StatisticsFiles(path)
-        for tier in dict.fromkeys(tier for tier, _ in self.parts([])):
-            for profiles in self.read(tier)[0]:
+        for tier, (parts, _) in tiers.items():
+            for profiles in parts:
                 early = profiles.steps < before
                 copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
         copies.sync()

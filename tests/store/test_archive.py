@@ -103,6 +103,27 @@ def test_share_names_the_paths_that_travel(run_command: Command) -> None:
     assert err == f"warning: -o two.zip: has the names of folders of this machine, {absolute}\n"
 
 
+def test_share_names_damaged_files(run_command: Command) -> None:
+    """The archive has them as they are: whoever reads it names them too."""
+    Path("text.txt").write_text("some words of text " * 400)
+    settings = [*SHORT, "data=files", "data.path=text.txt", "run.name=one", "stats.every=1"]
+    assert run_command("train", *settings)[0] == 0
+    (folder,) = Path("results", "runs").iterdir()
+    for name, message in (
+        ("tokenizer.json", "tokenizer.json: is missing or damaged"),
+        ("metrics.jsonl", f"the metrics of run {folder.name} "),
+        ("stats/core.bin", f"the statistics (core.bin) of run {folder.name} "),
+        ("status.json", "status.json: is damaged"),
+    ):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1])
+        code, out, err = run_command("share", "one", "-o", "one.zip")
+        assert (code, out, message in err, err.count("\n")) == (0, "one.zip\n", True, 1), err
+        (folder / name).write_bytes(content)
+        Path("one.zip").unlink()
+    assert run_command("share", "one", "-o", "one.zip") == (0, "one.zip\n", "")
+
+
 def test_a_link_to_another_file_is_not_shared(sweep: Path, run_command: Command) -> None:
     Path("secret").write_text("secret")
     run = next(Path("results", "runs").iterdir())

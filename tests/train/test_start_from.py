@@ -98,6 +98,23 @@ def test_an_impossible_start_is_one_line_and_writes_nothing(
     assert contents(tmp_path / "results") == before
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_statistics_of_another_run_are_no_start(
+    is_completed: bool, first: RunFolder, train: Train, interrupt: Callable[..., None], command: Command
+) -> None:
+    other = train(*CONSTANT, "train.steps=8", "seed=1", "stats.every=2")
+    if not is_completed:
+        interrupt(6)
+    parent = train(*CONSTANT, "train.steps=8", "seed=2", "stats.every=2")
+    assert (parent.state() == "finished") == is_completed
+    shutil.copy(other.path / "stats" / "core.bin", parent.path / "stats" / "core.bin")
+    code, _, err = command(
+        *CONSTANT, f"train.start_from={parent.run_id}@4", "train.steps=20", "seed=2", "stats.every=2"
+    )
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "damaged rows: " in err or "are not those that were written" in err
+
+
 def test_a_diverged_run_is_no_start(train: Train, command: Command) -> None:
     diverged = train(*DIVERGING)
     code, _, err = command(*DIVERGING, f"train.start_from={diverged.run_id}", "train.steps=20")

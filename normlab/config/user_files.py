@@ -49,9 +49,10 @@ class UserFiles(ConfigSource):
         path = self._path(self._normalize_file_name(config_path))
         try:
             check_link(path, Path(self.path))
-            text = read_at_most(path, LARGEST_YAML).decode()
+            content = read_at_most(path, LARGEST_YAML)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read ({error}); choose another config") from error
+        text = content.decode()  # its error is explained with the override that names the file
         try:
             check_expanded_size(text)
         except ValueError as error:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import msgspec
 MOST_DIGITS = 18
 """The most digits of a whole number in a text: int64 holds every such number."""
 
+MOST_NODES = 2**17
+"""Most values and keys of a YAML file after its references are replaced by what they name."""
+LARGEST_YAML = 2**22
+"""Most bytes of a YAML file."""
 
 LARGEST_SPARSE, MOST_SPARSE = 2**30, 64
 """A sparse file, which has holes in place of content, is refused if it has more bytes than the first number, and more
@@ -113,10 +118,16 @@ def key_of(tree: dict[str, Any]) -> bytes:
         return json.dumps(tree).encode()
 
 
-MOST_NODES = 2**17
-"""Most values and keys of a YAML file after its references are replaced by what they name."""
-LARGEST_YAML = 2**22
-"""Most bytes of a YAML file."""
+def leaves(value: object) -> Iterator[object]:
+    """Yield each value in nested lists and mappings that is neither."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from leaves(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from leaves(each)
+    else:
+        yield value
 
 
 def check_expanded_size(text: str) -> None:

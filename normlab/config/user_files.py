@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
 from normlab.errors import ConfigError
-from normlab.parsing import LARGEST_YAML, check_expanded_size, check_link, read_at_most
+from normlab.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
 
 _OF_HYDRA = re.compile(r"(^|[\s/@])hydra($|[/@.:])")
 """A key of a defaults list that chooses a part of Hydra's own config, such as `override /hydra/launcher`."""
@@ -106,21 +106,9 @@ def _check_content(path: Path, content: Any, package: str) -> None:
             f"{path}: sets {hydra!r:.80}, and a config file sets no options of Hydra; leave it out, and give other "
             "folders of configs in the command: hydra.searchpath=[file://FOLDER]"
         )
-    for text in _texts(content):
-        if re.search(r"\$\{\s*oc\.env", text):
+    for text in leaves(content):
+        if isinstance(text, str) and re.search(r"\$\{\s*oc\.env", text):
             raise ConfigError(f"{path}: reads the environment in {text!r:.80}; {WRITE_THE_VALUE}")
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield each text in nested lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
 
 
 @contextmanager

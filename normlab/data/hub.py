@@ -22,7 +22,7 @@ from normlab.data.documents import Row, TextCounts
 from normlab.data.files import Source, files_of_folder, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
 from normlab.errors import DataError, did_you_mean, notify
-from normlab.parsing import read_front_matter
+from normlab.parsing import leaves, read_front_matter
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}
@@ -286,7 +286,7 @@ def _check_card(folder: Path, files: Iterable[Source]) -> None:
         if not isinstance(config, dict):
             continue
         for option in ("data_dir", "data_files"):
-            for name in _texts(config.get(option)):
+            for name in map(str, leaves(config.get(option))):
                 if os.path.isabs(name) or ".." in name.split("/") or _ADDRESS.search(name):
                     raise DataError(
                         f"{card}: {option} names {name!r:.80}, which is outside of {folder}; copy the file into the "
@@ -296,15 +296,6 @@ def _check_card(folder: Path, files: Iterable[Source]) -> None:
 
 _ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:|::")
 """The beginning of an address such as `https://` or `hf://`, or the sign between the parts of one of fsspec."""
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield each text in nested lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
 
 
 def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:

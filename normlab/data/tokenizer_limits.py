@@ -8,10 +8,10 @@ regular expression takes, is bounded while it runs.
 import base64
 import binascii
 import json
-import queue
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -143,21 +143,18 @@ def call_within(characters: int, function: Callable[[], T]) -> T:
         ValueError: The function failed, or takes too long. The call continues in its thread until the process
             ends, because the library cannot be stopped.
     """
-    results: queue.SimpleQueue[tuple[T | None, ValueError | None]] = queue.SimpleQueue()
+    future: Future[T] = Future()
 
     def call() -> None:
         try:
             with library_errors():
-                results.put((function(), None))
+                future.set_result(function())
         except ValueError as error:
-            results.put((None, error))
+            future.set_exception(error)
 
     threading.Thread(target=call, name="normlab tokenizer", daemon=True).start()
     seconds = SECONDS + characters / CHARACTERS_PER_S
     try:
-        result, error = results.get(timeout=seconds)
-    except queue.Empty:
+        return future.result(timeout=seconds)
+    except TimeoutError:
         raise ValueError(f"takes more than {seconds:.0f} s for {characters} characters") from None
-    if error is not None:
-        raise error
-    return result  # pyright: ignore[reportReturnType]

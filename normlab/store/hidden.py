@@ -59,11 +59,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def _owned(path: Path, flags: int) -> Iterator[Path]:
     """Make and lock the hidden file or folder of a path, and yield its path."""
     hidden = _hidden(path, _NEW)
-    descriptor = None
-    # The process that held the lock may have finished, so that the name belongs to nothing: then make it again.
-    while descriptor is None or not _is_at(descriptor, hidden):
-        if descriptor is not None:
-            os.close(descriptor)
+    while True:
         if flags & os.O_DIRECTORY:
             hidden.mkdir(exist_ok=True)
             descriptor = os.open(hidden, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -74,6 +70,13 @@ def _owned(path: Path, flags: int) -> Iterator[Path]:
         except BlockingIOError:
             os.close(descriptor)
             raise StoreError(f"{path}: another process makes it; wait for it, or give another name") from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        if _is_at(descriptor, hidden):
+            break
+        # Another process has renamed or deleted it between the opening and the lock.
+        os.close(descriptor)
     try:
         yield hidden
     finally:

@@ -1,12 +1,12 @@
 """The types of report.json, which may be a stranger's: a reader gets these, or an error that names the file."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
+from normlab.parsing import leaves
 from normlab.store.reading import Count, damaged, read_record
 from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID
 
@@ -112,20 +112,9 @@ def read_stored_report(path: Path) -> dict[str, Any]:
                 problem = f"its attempts have different {kind}"
         if not all(math.isfinite(loss) for arm in attempt["arms"] for loss in arm["losses"].values()):
             problem = "an arm has a loss that is not finite"
-    if any(math.isfinite(number) and abs(number) > LARGEST for number in _numbers(report)):
+    numbers = (value for value in leaves(report) if isinstance(value, float))
+    if any(math.isfinite(number) and abs(number) > LARGEST for number in numbers):
         problem = f"it has a number above {LARGEST:g}"
     if problem:
         raise damaged(path, problem)
     return report
-
-
-def _numbers(value: object) -> Iterator[float]:
-    """Yield each number in nested lists and mappings."""
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _numbers(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _numbers(each)

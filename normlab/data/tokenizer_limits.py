@@ -8,17 +8,19 @@ regular expression takes, is bounded while it runs.
 import base64
 import binascii
 import json
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 LARGEST_GROWTH = 64
-"""Most characters that a normaliser, a pre-tokenizer or a decoder may make of one. XLNet's has a bound of 36."""
+"""Most characters that a normaliser, a pre-tokenizer or a decoder may make of one. XLNet's has a bound of 18."""
 MOST_STEPS = 256
 LONGEST_TEXT = 2**10
 """Most characters of a text in a step, such as what it prepends; longer contents of `Replace` are refused as growth."""
@@ -32,6 +34,30 @@ _GROWS = {"ByteLevel": 4, "Metaspace": 2}
 """Characters that a step makes of one at most: a byte of UTF-8 becomes a character, and a word gets one before it."""
 _STEPS = ("normalizers", "pretokenizers", "decoders")
 """The names of the lists of steps in a sequence."""
+_MATCHES_A_CHARACTER = re.compile(
+    r"""(?: (?: \\[sSdDwWntr] | \\p\{\w+\} | \[\^?(?:\\[sSdDwWntr]|[^\\\[\]&^])+\] | [^\\\[\](){}*?+|^$] )
+            (?: \+ | \{[1-9]\d*,?\} )? )+""",
+    re.VERBOSE,
+)
+"""Regular expressions that are known not to match the empty text: characters and sets, each once or more often."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is known of a step of a normaliser, a pre-tokenizer or a decoder."""
+
+    growth: int
+    """A bound on the characters that it makes of one."""
+    reads: frozenset[str] | None = None
+    """The characters that it changes; None for any."""
+    writes: frozenset[str] | None = None
+    """The characters that it makes of them; None for any."""
+
+    def may_change_what(self, earlier: "_Step") -> bool:
+        """Return whether it may change what an earlier step has written."""
+        if self.reads is None:
+            return earlier.writes is None or bool(earlier.writes)
+        return earlier.writes is None or bool(self.reads & earlier.writes)
 
 
 def check_definition(definition: str) -> None:
@@ -59,16 +85,22 @@ def check_definition(definition: str) -> None:
 
 
 def _check_part(part: dict[str, Any] | None) -> None:
-    """Check a normaliser, a pre-tokenizer or a decoder, whose steps follow one another."""
-    growth = 1
-    for number, step in enumerate(_steps_of(part), start=1):
-        growth *= _growth(step)
+    """Check a normaliser, a pre-tokenizer or a decoder, whose steps follow one another.
+
+    A character grows by a step, and what the step has written grows by every later step that may change it. So the
+    growth G_j of what step j writes is g_j * max(1, G_i for each earlier i whose text j may change).
+    """
+    earlier: list[tuple[_Step, int]] = []
+    for definition in _steps_of(part):
+        step = _step(definition)
+        growth = step.growth * max([1, *(before for other, before in earlier if step.may_change_what(other))])
         if growth > LARGEST_GROWTH:
             raise ValueError(
-                f"its {step['type']} may make {growth} characters of one, with the steps before it (at most "
+                f"its {definition['type']} may make {growth} characters of one, with the steps before it (at most "
                 f"{LARGEST_GROWTH})"
             )
-        if number > MOST_STEPS:
+        earlier.append((step, growth))
+        if len(earlier) > MOST_STEPS:
             raise ValueError(f"has more than {MOST_STEPS} steps")
 
 
@@ -83,27 +115,30 @@ def _steps_of(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _steps_of(step)
 
 
-def _growth(step: dict[str, Any]) -> int:
-    """Return a bound on the characters that a step makes of one.
+def _step(definition: dict[str, Any]) -> _Step:
+    """Return what is known of a step.
 
     Raises:
         ValueError: One of its texts is too long.
     """
-    kind, pattern = step["type"], step.get("pattern")
+    kind, pattern = definition["type"], definition.get("pattern")
     found = next(iter(pattern.values())) if isinstance(pattern, dict) else ""
     if len(found) > LONGEST_PATTERN:
         raise ValueError(f"its {kind} has a pattern of {len(found)} characters (at most {LONGEST_PATTERN})")
     if kind == "Replace":
-        content = len(step["content"])
+        content = definition["content"]
+        writes = frozenset(content)
         if isinstance(pattern, dict) and "String" in pattern and found:
-            return max(1, -(-content // len(found)))
-        return 1 + content  # a regular expression may match the empty text before each character
+            return _Step(max(1, -(-len(content) // len(found))), reads=frozenset(found), writes=writes)
+        if _MATCHES_A_CHARACTER.fullmatch(found):
+            return _Step(max(1, len(content)), writes=writes)
+        return _Step(1 + len(content), writes=writes)  # it may match the empty text before each character
     if kind == "Precompiled":
-        return _longest_in_charsmap(step["precompiled_charsmap"])
-    for name, value in step.items():
+        return _Step(_longest_in_charsmap(definition["precompiled_charsmap"]))
+    for name, value in definition.items():
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise ValueError(f"the {name} of its {kind} has {len(value)} characters (at most {LONGEST_TEXT})")
-    return _GROWS.get(kind, 1)
+    return _Step(_GROWS.get(kind, 1))
 
 
 def _longest_in_charsmap(encoded: str) -> int:

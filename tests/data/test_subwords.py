@@ -250,6 +250,54 @@ LIMITED: dict[str, tuple[str, str]] = {
 """Tokenizers that take all memory or time, and what the error has."""
 
 
+ORDINARY: dict[str, list[dict[str, Any]]] = {
+    "spaces": [replace_by(" ", r"\s+", "Regex")] * 7,
+    "sets": [replace_by(mark, f"[{found}]", "Regex") for mark, found in {'"': "“”„", "'": "«»", "--": "—"}.items()],
+    "punctuation": [replace_by(new, old) for old, new in {"…": "...", "½": "1/2", "—": " - ", "™": "(TM)"}.items()],
+    "runs of spaces": [replace_by(f"<|sp{count}|>", " " * count) for count in range(6, 0, -1)],
+    "one in capitals": [{"type": "Lowercase"}, replace_by("<|number|>", "[0-9]+", "Regex"), {"type": "NFC"}],
+}  # fmt: skip
+"""Normalisers whose steps do not make much of what earlier steps have written."""
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_normaliser_whose_steps_do_not_meet_is_no_chain(name: str) -> None:
+    definition = with_part(normalizer=sequence("normalizers", *ORDINARY[name]))
+    tokenizer_limits.check_definition(definition)
+    SubwordTokenizer("mine", definition).encode("½ … “a” — b™\n\n 42  ")
+
+
+def test_the_growth_of_a_chain_bounds_what_the_library_makes() -> None:
+    """Random chains of replacements, on texts of few letters, so that most steps find much."""
+    draw = random.Random(74)
+    patterns = [("ab", "String"), ("a", "String"), ("c", "String"), ("d+", "Regex"), ("[ab]", "Regex"), ("c*", "Regex")]
+    bounds, largest = set[int](), 0.0
+    for _ in range(500):
+        contents = ["".join(draw.choices("abcd", k=draw.randint(0, 3))) for _ in range(draw.randint(1, 4))]
+        steps = [replace_by(content, *draw.choice(patterns)) for content in contents]
+        definition = with_part(normalizer=sequence("normalizers", *steps))
+        bound = next(limit for limit in range(1, 4**4 + 1) if is_within(definition, limit))
+        text = "".join(draw.choices("".join(draw.sample("abcd", k=2)), k=200))
+        written = Tokenizer.from_str(definition).normalizer.normalize_str(text)
+        # The end of the text counts as a character: a pattern that matches the empty text matches there, too.
+        assert len(written) + 1 <= bound * (len(text) + 1), (steps, text)
+        bounds.add(bound)
+        largest = max(largest, len(written) / len(text) / bound)
+    assert len(bounds) > 5
+    assert largest > 0.9  # so the bound is no larger than it must be
+
+
+def is_within(definition: str, limit: int) -> bool:
+    """Return whether a tokenizer is accepted if its texts may grow by this factor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_limits, "LARGEST_GROWTH", limit)
+        try:
+            tokenizer_limits.check_definition(definition)
+        except ValueError:
+            return False
+    return True
+
+
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_tokenizer_that_takes_all_memory_is_refused(name: str, tmp_path: Path) -> None:
     definition, message = LIMITED[name]

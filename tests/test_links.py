@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
 from normlab.store.files import AppendFile, check_links, is_file_name
+from normlab.store.lock import file_lock, try_lock
 from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.studies.report import write_report
@@ -127,7 +129,7 @@ def test_a_link_in_a_sweep_is_refused(link: str, run: RunFolder, tmp_path: Path,
 def test_a_file_with_another_name_is_not_changed(
     name: str, run: RunFolder, tmp_path: Path, run_command: Command
 ) -> None:
-    """A stranger's record may share a file with a folder of the user; so may a copy by `cp -al`."""
+    """A stranger's record may share a file with a folder of the user, and a copy by `cp -al` shares them all."""
     victim = tmp_path / "victim" / "linked"
     if (path := run.path / name).exists() and path.stat().st_size:
         victim.write_bytes(path.read_bytes() + b"torn")
@@ -137,22 +139,67 @@ def test_a_file_with_another_name_is_not_changed(
     os.link(victim, path)
     before = contents(victim.parent)
     code, _, err = run_command("train", *without_replaced([*OVERRIDES, "tracking.wandb=off"]))
-    assert code == 2, err
-    assert err.splitlines()[-1].startswith("error: ")
-    assert f"{path.relative_to(tmp_path)}: has 2 names (hard links)" in err
+    assert code == 0, err
+    assert run.state() == "finished"
     assert contents(victim.parent) == before
+    assert (victim.stat().st_nlink, path.stat().st_nlink) == (1, 1)
 
 
-@pytest.mark.parametrize("kind", ["hard link", "symbolic link", "pipe"])
-def test_only_a_file_of_one_name_is_opened_to_change_it(kind: str, tmp_path: Path) -> None:
+def test_a_copy_by_hard_links_stays_as_it_is(run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    """As by `cp -al` or `rsync --link-dest`, before the run resumes and is deleted."""
+    shutil.copytree(tmp_path / "results", tmp_path / "backup", copy_function=os.link)
+    before = contents(tmp_path / "backup")
+    code, _, err = run_command("train", *without_replaced([*OVERRIDES, "tracking.wandb=off"]))
+    assert (code, run.state()) == (0, "finished"), err
+    assert run_command("rm", run.run_id, "first", "--yes")[0] == 0
+    assert not run.path.exists()
+    assert contents(tmp_path / "backup") == before
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "pipe"])
+def test_only_a_file_is_opened_to_change_it(kind: str, tmp_path: Path) -> None:
     path, victim = tmp_path / "rows", tmp_path / "victim"
     victim.write_bytes(b"mine")
-    make = {"hard link": os.link, "symbolic link": os.symlink, "pipe": lambda _, path: os.mkfifo(path)}
+    make = {"symbolic link": os.symlink, "pipe": lambda _, path: os.mkfifo(path)}
     make[kind](victim, path)
     for change in (lambda file: file.append(b"row"), lambda file: file.truncate(0)):
-        with pytest.raises(StoreError, match=f"{path}: (has 2 names|cannot be .*symbolic link|is a pipe)"):
+        with pytest.raises(StoreError, match=f"{path}: (cannot be .*symbolic link|is a pipe)"):
             change(AppendFile(path, lines=True))
     assert victim.read_bytes() == b"mine"
+
+
+def test_a_lock_with_another_name_keeps_its_owner(tmp_path: Path) -> None:
+    """A copy is made while a run trains: neither the run nor its copy gets a second process, nor changes the other."""
+    path, other = tmp_path / "lock", tmp_path / "other"
+    with file_lock(path, "run a"):
+        owner = path.read_bytes()
+        os.link(path, other)
+        for name in (path, other):
+            with pytest.raises(StoreError, match=f"{name}: another process has locked it; wait for it"):
+                try_lock(name)
+        assert path.read_bytes() == owner
+    with file_lock(path, "run a"), file_lock(other, "run b"):
+        assert not os.path.samefile(path, other)
+
+
+def test_of_all_that_want_a_lock_with_another_name_one_gets_it(tmp_path: Path) -> None:
+    path, other = tmp_path / "lock", tmp_path / "other"
+
+    def attempt(_: int) -> int | None:
+        try:
+            return try_lock(path)
+        except StoreError:
+            return None
+
+    for _ in range(20):
+        path.unlink(missing_ok=True)
+        other.write_text("mine")
+        os.link(other, path)
+        with ThreadPoolExecutor(4) as pool:
+            locks = [lock for lock in pool.map(attempt, range(4)) if lock is not None]
+        assert len(locks) == 1
+        os.close(locks[0])
+        assert other.read_text() == "mine"
 
 
 def test_a_link_in_place_of_a_report_is_refused(tmp_path: Path) -> None:

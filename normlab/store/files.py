@@ -2,9 +2,9 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
-import shlex
 import stat
 from collections.abc import Iterator
 from itertools import chain
@@ -97,28 +97,53 @@ def _entries(folder: Path) -> Iterator[Path]:
 def open_to_change(path: Path, flags: int) -> int:
     """Open a file that is changed in place, and return its descriptor.
 
+    A file that has other names too (hard links) is replaced by a copy first. Another name may be outside of the
+    record: in a user's backup by `cp -al`, or of any file of the user in the record of a stranger.
+
     Args:
         path: The file, in a folder that may come from someone else.
-        flags: Flags of `os.open`.
+        flags: Flags of `os.open`, with `O_RDWR`.
 
     Raises:
-        StoreError: It has a second hard link, so that the change would reach outside of the folder; or it is no
-            regular file.
+        StoreError: It is no regular file, or it has other names and another process locks it.
         OSError: It is a symbolic link, or the system refused.
     """
-    # Without O_NONBLOCK, opening a pipe waits until another process reads from it.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0: another process has deleted it
-        return descriptor
-    os.close(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path}: is a pipe or a device, not a file; delete it")
-    copy = shlex.quote(f"{path}.copy")
-    raise StoreError(
-        f"{path}: has {status.st_nlink} names (hard links), and normlab changes no such file; replace it with a "
-        f"copy: cp {shlex.quote(str(path))} {copy} && mv {copy} {shlex.quote(str(path))}"
-    )
+    while True:
+        # Without O_NONBLOCK, opening a pipe waits until another process reads from it.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        status = os.fstat(descriptor)
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and status.st_nlink == 1 and is_at(descriptor, path):
+            return descriptor
+        try:
+            if not is_file:
+                raise StoreError(f"{path}: is a pipe or a device, not a file; delete it")
+            if status.st_nlink > 1:
+                _replace_by_copy(path, descriptor)
+        finally:
+            os.close(descriptor)
+        # Open what is at the path now: the copy, or the file of another process that has replaced or deleted this one.
+
+
+def _replace_by_copy(path: Path, descriptor: int) -> None:
+    """Replace an open file by a copy of its own; another process may have done so already."""
+    try:
+        # The file may be a lock: its owner must not lose it, and of two processes one makes the copy.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(f"{path}: another process has locked it; wait for it or stop it") from None
+    if is_at(descriptor, path):
+        with _replacement(path) as copy, open(os.dup(descriptor), "rb") as file:
+            while content := file.read(2**20):
+                write_all(copy, content)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether a path is that of an open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
@@ -159,24 +184,35 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir", sy
     Raises:
         StoreError: The write failed (full disk, no permission); the file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
+        with _replacement(path) as descriptor:
             write_all(descriptor, content)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise io_error(path, "written", error, setting=setting) from error
-        raise
+    except OSError as error:
+        raise io_error(path, "written", error, setting=setting) from error
     # A power cut can undo a rename that is not synced. Some network disks cannot sync a folder, which loses no content.
     if sync_name:
         with contextlib.suppress(OSError):
             sync(path.parent)
+
+
+@contextlib.contextmanager
+def _replacement(path: Path) -> Iterator[int]:
+    """Yield the descriptor of a temporary file that replaces a file at the end of a `with` block.
+
+    If the block fails, the temporary file is deleted.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def delete_temporaries(folder: Path) -> list[str]:
@@ -210,7 +246,7 @@ class AppendFile:
         """Append rows in one system call.
 
         Raises:
-            StoreError: The write failed, or the file has another name too; the file holds none of the content.
+            StoreError: The write failed; the file holds none of the content.
         """
         try:
             descriptor = self._open()

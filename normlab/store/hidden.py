@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from normlab.errors import StoreError
-from normlab.store.files import io_error, open_to_change
+from normlab.store.files import io_error, is_at, open_to_change
 
 _NEW, _DELETED = ".normlab-new", ".normlab-deleted"
 """The ends of hidden names."""
@@ -73,7 +73,7 @@ def _owned(path: Path, flags: int) -> Iterator[Path]:
         except OSError:
             os.close(descriptor)
             raise
-        if _is_at(descriptor, hidden):
+        if is_at(descriptor, hidden):
             break
         # Another process has renamed or deleted it between the opening and the lock.
         os.close(descriptor)
@@ -81,14 +81,6 @@ def _owned(path: Path, flags: int) -> Iterator[Path]:
         yield hidden
     finally:
         os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether a path is that of an open file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def delete_folder(path: Path) -> None:

@@ -76,7 +76,7 @@ def try_lock(path: Path) -> int | None:
     """Acquire a lock and return its file descriptor, or None if a process holds it; closing all copies releases it.
 
     Raises:
-        StoreError: The lock file is a link, or no file.
+        StoreError: The lock file is no file, or it has other names and another process holds it.
         OSError: The lock file cannot be opened, or its file system has no locks.
     """
     descriptor = open_to_change(path, os.O_RDWR | os.O_CREAT)

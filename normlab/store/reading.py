@@ -22,6 +22,7 @@ from normlab.parsing import from_json, open_to_read, read_at_most
 from normlab.store.files import io_error
 from normlab.store.format import (
     CHECKS_FILE,
+    OUTCOMES_FILE,
     PLAN_FILE,
     QUEUE_FILE,
     RECORD_VERSION,
@@ -46,6 +47,7 @@ HOW_TO_FIX = {
     RUN_FILE: "restore a copy, or delete the run's folder and run it again",
     STATUS_FILE: f"delete this one file and {RESTORES_STATUS}",
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
+    OUTCOMES_FILE: "delete this one file: the sweep trains again what has failed",
     CHECKS_FILE: "the same `normlab study run` writes it again",
     REPORT_FILE: "restore a copy, or delete it: `normlab study report` writes it again from the records that are there",
     QUEUE_FILE: "check with `squeue` that none of the sweep's tasks is left, then delete this one file",

@@ -21,6 +21,7 @@ from normlab.store.format import (
     FAILED,
     FINISHED,
     INTERRUPTED,
+    OUTCOMES_FILE,
     PLAN_FILE,
     QUEUE_FILE,
     to_json,
@@ -29,7 +30,6 @@ from normlab.store.format import (
 from normlab.store.plans import Plan
 from normlab.store.reading import read_record, read_rows
 
-OUTCOMES_FILE = "ends.jsonl"
 MEMORY = "out of memory"
 Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY))})$")]
 """The cause of an outcome, and what the supervisor does about it:
@@ -74,7 +74,7 @@ def log_of(folder: Path, number: int) -> Path:
 
 def open_log(path: Path) -> BinaryIO:
     """Open a log to append to it; errors as for `open_to_change`."""
-    return os.fdopen(open_to_change(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+    return os.fdopen(open_to_change(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def slurm_folder(folder: Path) -> Path:

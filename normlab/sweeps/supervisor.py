@@ -14,7 +14,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError, counted
 from normlab.processes import collected_signals
 from normlab.store.files import check_links, delete_temporaries, make_folder
-from normlab.store.format import LOCK_FILE
+from normlab.store.format import LOCK_FILE, OUTCOMES_FILE
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
@@ -54,8 +54,8 @@ def supervise(
         stored = read_plan(folder) if has_plan(folder) else None
         if stored is not None:
             plan = plan if stored == planned.extended else reconcile(stored, plan, folder)
-        elif (outcomes := folder / files.OUTCOMES_FILE).exists():  # of a deleted plan, whose numbers this one reuses
-            outcomes.replace(folder / f"before_{files.OUTCOMES_FILE}")
+        elif (outcomes := folder / OUTCOMES_FILE).exists():  # of a deleted plan, whose numbers this one reuses
+            outcomes.replace(folder / f"before_{OUTCOMES_FILE}")
         if plan != stored:
             files.write_plan(folder, plan)
         if isinstance(executor, SlurmExecutor):

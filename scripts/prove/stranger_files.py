@@ -271,14 +271,14 @@ def stopped(inside: Path) -> Path:
     return folder
 
 
-@attack("record: hard-linked metrics", f"train {OWN}", "has 2 names")
+@attack("record: hard-linked metrics", f"train {OWN}", "")
 def _(inside: Path, outside: Path) -> None:
     metrics = stopped(inside) / "metrics.jsonl"
     shutil.move(metrics, outside / "secret.metrics")
     os.link(outside / "secret.metrics", metrics)
 
 
-@attack("record: a hard-linked lock", f"train {OWN}", "has 2 names")
+@attack("record: a hard-linked lock", f"train {OWN}", "")
 def _(inside: Path, outside: Path) -> None:
     (lock := stopped(inside) / "lock").unlink(missing_ok=True)
     os.link(outside / "secret.jsonl", lock)

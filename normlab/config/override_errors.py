@@ -143,7 +143,8 @@ def explaining_errors(job: Sequence[Override] = (), typed: str = "") -> Iterator
             warnings.filterwarnings("ignore", module="hydra")
             yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_OF_MALFORMED_INPUTS) as error:
-        typed = typed or " ".join(str(override.input_line) for override in job)
+        # Without overrides, it is the config file that -cn names.
+        typed = typed or " ".join(str(override.input_line) for override in job) or "-cn"
         raise _explain(error, job, typed) from error
 
 
@@ -364,7 +365,7 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
     if any(_is_in(option, key) for option in known):
         return _is_section(typed, key)
     if not section or not dataclasses.is_dataclass(section_type):
-        return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")
+        return ConfigError(f"{typed or repr(key)}: no such option{hint(key, known)}; normlab list options prints all")
     fixed = () if section not in GROUPS else ("preset",) if section_type is HubData else ("name", "preset")
     options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in fixed)
     if key in known and (owners := _choices_with(key)):

@@ -78,7 +78,7 @@ def read_statistics(folder: RunFolder, problems: list[str], name: str | None = N
     # A run that starts from another one may end before its first measured step.
     is_measured = run.config.stats.every and run.config.train.start_from is None
     if unreadable or (is_measured and (run.status.step or run.state in COMPLETED_STATES)):
-        raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
+        raise StoreError(f"{arrays.path}: has no intact statistics of run {folder.run_id}; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
     )

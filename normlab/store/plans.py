@@ -119,32 +119,34 @@ def read_plan(folder: Path, new_name: str = "") -> Plan:
     if plan.name not in (name := folder.absolute().name, new_name):
         raise StoreError(
             f"{path}: is of sweep {plan.name}, not of {name}; if `normlab rename {name} {plan.name}` was killed, run "
-            "it again; else put the files of each sweep back, and keep the names of their folders"
+            f"it again; if {folder} is a copy of that sweep, delete it (no run is in it); else put the plan of each "
+            "sweep back"
         )
     return plan
 
 
+# The part of a plan with the runs that it uses. It parses several times as fast as all of it.
+
+
 @dataclass(frozen=True, slots=True)
-class _Train:
+class _TrainWithStart:
     start_from: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Config:
-    train: _Train = _Train()
+class _ConfigWithStart:
+    train: _TrainWithStart = _TrainWithStart()
 
 
 @dataclass(frozen=True, slots=True)
-class _UsedRun:
+class _RunWithStart:
     run_id: str
-    config: _Config = _Config()
+    config: _ConfigWithStart = _ConfigWithStart()
 
 
 @dataclass(frozen=True, slots=True)
-class _UsedRuns:
-    """The part of a plan with the runs that it uses, which parses several times as fast as all of it."""
-
-    runs: list[_UsedRun]
+class _RunsWithStart:
+    runs: list[_RunWithStart]
 
 
 def read_used_runs(folder: Path) -> list[tuple[str, str]]:
@@ -153,7 +155,7 @@ def read_used_runs(folder: Path) -> list[tuple[str, str]]:
     Raises:
         StoreError: As `read_plan`; of the plan, only these ids are checked.
     """
-    plan = read_record(folder / PLAN_FILE, _UsedRuns)
+    plan = read_record(folder / PLAN_FILE, _RunsWithStart)
     return [(run.run_id, str(run.config.train.start_from).rpartition("@")[0]) for run in plan.runs]
 
 

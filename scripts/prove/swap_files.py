@@ -56,7 +56,7 @@ NEW = "it.zip"
 VARYING = re.compile(r"[ -]{2,}|[\d.]+ (seconds|s|B|KiB|MiB)\b|\d+ tok/s|\d{4}-\d\d-\d\dT?[\d:.]*|\"written\":[\d.]+")
 """Texts that differ from one call to the next, and the widths of columns, which follow from them."""
 DAMAGED = re.compile(
-    r"damaged|is missing|are missing|are gone|is of run|restore|left out|no run|not the tokenizer|is of sweep"
+    r"damaged|is missing|are missing|no intact|are gone|is of run|restore|left out|no run|not the tokenizer|is of sweep"
 )
 """Words of a line that names damage."""
 DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {}

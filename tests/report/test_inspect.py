@@ -183,7 +183,7 @@ def test_run_without_its_rows_is_an_error(gone: str, measured: tuple[RunFolder, 
     code, out, err = run_command("inspect", str(folder.path), "resid_rms")
     assert (code, out) == (2, "")
     expected = (
-        f"error: {folder.path / 'stats'}: the statistics of run {folder.run_id} are missing; restore them from a copy"
+        f"error: {folder.path / 'stats'}: has no intact statistics of run {folder.run_id}; restore them from a copy"
     )
     assert err.splitlines()[-1] == expected
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -154,7 +154,7 @@ def _test(
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE, with_checksum
     from normlab.studies.judge import open_claims
-    from normlab.studies.run import Attempt, check_arms, read_evidence, verify_blocks
+    from normlab.studies.run import Attempt, check_arms, check_records, read_evidence, verify_blocks
     from normlab.sweeps.stored_plan import all_completed
 
     study = _find(name, overrides)
@@ -177,12 +177,14 @@ def _test(
                 continue
             if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
                 return code
-            write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
+            of_sweep = replace(checks, sweep=grid.sweep.folder.name)
+            write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(of_sweep)))
         if not is_completed:
             echo(f"then more seeds, up to seed {attempt.blocks[-1].stop - 1} at most, until every claim is decided")
             return 0
         # A resumed study reads each look as it was, though the runs of later ones may be there.
         evidence = read_evidence(attempt)
+        check_records(attempt, evidence, block)
         results, claims = evidence.results, open_claims(attempt, evidence, block)
         echo(f"seeds up to {block.stop - 1}: claims and controls that more seeds may decide: {len(claims)}")
         if not claims:
@@ -205,6 +207,8 @@ def _report(study: Study, results_dir: str) -> None:
     from normlab.studies.run import attempts_of, read_evidence
 
     attempts = attempts_of(study, results_dir)
+    for attempt in attempts:
+        attempt.check_plans()
     found = [(attempt, read_evidence(attempt)) for attempt in attempts]
     tested, page = write_report(study, found, folder_of(results_dir, study))
     for each in tested:

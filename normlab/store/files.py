@@ -22,6 +22,8 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
     errno.ENOLCK: "this disk has no file locks; choose a results_dir on another disk",
 }
+_ATTEMPTS = 100
+"""How often a file is opened that other processes replace."""
 _LONGEST_NAME = 200
 """Most bytes of a name in a record; a disk's limit is 255, and normlab adds to some names."""
 _BAD_PATH = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
@@ -97,8 +99,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 def open_to_change(path: Path, flags: int) -> int:
     """Open a file that is changed in place, and return its descriptor.
 
-    A file that has other names too (hard links) is replaced by a copy first. Another name may be outside of the
-    record: in a user's backup by `cp -al`, or of any file of the user in the record of a stranger.
+    A file with hard links outside of the record is replaced by a copy first. Such links are made by `cp -al`, for a
+    backup, or by a stranger whose record shares a file with the user.
 
     Args:
         path: The file, in a folder that may come from someone else.
@@ -108,7 +110,7 @@ def open_to_change(path: Path, flags: int) -> int:
         StoreError: It is no regular file, or it has other names and another process locks it.
         OSError: It is a symbolic link, or the system refused.
     """
-    while True:
+    for _ in range(_ATTEMPTS):
         # Without O_NONBLOCK, opening a pipe waits until another process reads from it.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         status = os.fstat(descriptor)
@@ -122,18 +124,20 @@ def open_to_change(path: Path, flags: int) -> int:
                 _replace_by_copy(path, descriptor)
         finally:
             os.close(descriptor)
-        # Open what is at the path now: the copy, or the file of another process that has replaced or deleted this one.
+        # Next, open what is at the path now: the copy, or another process's file.
+    raise StoreError(f"{path}: changes while it is opened; end the processes that use it, and try again")
 
 
 def _replace_by_copy(path: Path, descriptor: int) -> None:
-    """Replace an open file by a copy of its own; another process may have done so already."""
+    """Replace an open file by a copy of it, unless another process has replaced it."""
     try:
-        # The file may be a lock: its owner must not lose it, and of two processes one makes the copy.
+        # A lock keeps its owner, and of several processes only one makes the copy.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StoreError(f"{path}: another process has locked it; wait for it or stop it") from None
     if is_at(descriptor, path):
         with _replacement(path) as copy, open(os.dup(descriptor), "rb") as file:
+            os.fchmod(copy, stat.S_IMODE(os.fstat(descriptor).st_mode))
             while content := file.read(2**20):
                 write_all(copy, content)
 

@@ -119,8 +119,8 @@ def read_plan(folder: Path, new_name: str = "") -> Plan:
     if plan.name not in (name := folder.absolute().name, new_name):
         raise StoreError(
             f"{path}: is of sweep {plan.name}, not of {name}; if `normlab rename {name} {plan.name}` was killed, run "
-            f"it again; if {folder} is a copy of that sweep, delete it (no run is in it); else put the plan of each "
-            "sweep back"
+            f"it again; if the plans of two sweeps are exchanged, exchange them back; if {folder} is a copy of the "
+            "other sweep, delete it (no run is in it)"
         )
     return plan
 

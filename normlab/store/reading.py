@@ -46,7 +46,8 @@ RESTORES_STATUS = (
 HOW_TO_FIX = {
     RUN_FILE: "restore a copy, or delete the run's folder and run it again",
     STATUS_FILE: f"delete this one file and {RESTORES_STATUS}",
-    PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
+    PLAN_FILE: "delete this one file and start the same command again, `normlab sweep` or `normlab study run`: its "
+    "finished runs are used",
     OUTCOMES_FILE: "delete this one file: the sweep trains again what has failed",
     CHECKS_FILE: "the same `normlab study run` writes it again",
     REPORT_FILE: "restore a copy, or delete it: `normlab study report` writes it again from the records that are there",

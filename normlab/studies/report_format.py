@@ -6,8 +6,10 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
+from normlab.errors import StoreError
 from normlab.parsing import leaves
-from normlab.store.reading import Count, damaged, read_record
+from normlab.store.format import REPORT_FILE
+from normlab.store.reading import HOW_TO_FIX, Count, damaged, read_record
 from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID
 
 Text = Annotated[str, msgspec.Meta(max_length=2**16)]
@@ -101,9 +103,13 @@ def read_stored_report(path: Path) -> dict[str, Any]:
     """Return the content of a report.json; a number may be NaN or infinite, but for losses.
 
     Raises:
-        StoreError: It is missing or damaged, of another format, or has a value that no report has.
+        StoreError: It is missing or damaged, of another study or format, or has a value that no report has.
     """
     report: Any = read_record(path, StoredReport)
+    if report["study"] != path.absolute().parent.name:
+        raise StoreError(
+            f"{path}: is of study {report['study']}, not of {path.absolute().parent.name}; {HOW_TO_FIX[REPORT_FILE]}"
+        )
     first = report["attempts"][0]
     problem = ""
     for attempt in report["attempts"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,9 @@ from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
 from normlab.store.format import CHECKS_FILE
-from normlab.store.plans import has_plan, read_plan, study_note, study_of, sweep_folder
+from normlab.store.plans import Plan, has_plan, read_plan, study_note, study_of, sweep_folder
 from normlab.store.query import Selection, select_runs
-from normlab.store.reading import read_record
+from normlab.store.reading import HOW_TO_FIX, read_record
 from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
@@ -70,6 +71,22 @@ class Attempt:
         """Return the folders of the sweeps that have been planned."""
         every = [self.sweep_folder(grid, block) for block in self.blocks for grid in self.study.grids]
         return [folder for folder in every if has_plan(folder)]
+
+    def check_plans(self) -> None:
+        """Check that no plan is lost: without its runs, a verdict would be of other seeds.
+
+        Raises:
+            StoreError: A sweep has no plan, and its folder is there, or the same grid has one for later seeds.
+        """
+        for grid in self.study.grids:
+            folders = [self.sweep_folder(grid, block) for block in self.blocks]
+            last = max((index for index, folder in enumerate(folders) if os.path.isdir(folder)), default=-1)
+            for folder in folders[: last + 1]:
+                if not has_plan(folder):
+                    raise StoreError(
+                        f"{folder}: has no plan, and its runs are part of the study; `normlab study run "
+                        f"{self.study.arguments}` makes it again and uses the runs that are there"
+                    )
 
     def overrides_of(self, grid: Grid, block: range, more: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a grid's sweep for the seeds of a block."""
@@ -188,6 +205,8 @@ def criterion_of(notes: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockChecks:
+    sweep: str
+    """The name of the sweep in whose folder they are; empty before they are written."""
     checked: list[str]
     failed: dict[str, str]
     """The first failed check of a block, by its name."""
@@ -199,7 +218,7 @@ def verify_blocks(composed: Sequence[Composed]) -> BlockChecks:
 
     blocks = {block_of(config, config.init_rule): config for _, config in composed}
     wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
-    return BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})
+    return BlockChecks("", list(wrong), {block: each[0] for block, each in wrong.items() if each})
 
 
 def block_of(config: Any, init: str) -> str:
@@ -221,6 +240,8 @@ class Evidence:
     selection: Selection
     missing: int
     """Number of runs that have not started or cannot be read."""
+    damaged: dict[str, str]
+    """Why a run that has started is left out, by its id."""
 
 
 def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
@@ -249,20 +270,59 @@ def read_evidence(attempt: Attempt) -> Evidence:
         )
     selection = select_runs([str(folder) for folder in folders], attempt.results_dir)
     intact, notes = intact_runs(selection.records)
+    damaged = {run.run_id: run.problem for run in selection.started if not isinstance(run, RunRecord)}
     results: list[RunRecord] = []
     for run in intact:
         # A measure would take the last row that is left for the last row of the run.
         if problem := run.folder.metrics_problem() or run.folder.statistics_problem():
             notes.append(f"run {run.run_id} is left out: {problem}")
+            damaged[run.run_id] = problem
         else:
             results.append(run)
-    notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
-    checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
-    checked = {block for each in checks for block in each.checked}
-    unverified = dict.fromkeys({*map(block_of_run, results)} - checked, "it has not been checked")
-    for each in checks:
-        unverified |= each.failed
-    return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, len(selection.records) - len(results))
+    unverified: dict[str, str] = {}
+    for folder in folders:
+        plan = read_plan(folder)
+        notes += _criterion_notes(study, plan.notes)
+        unverified |= _unverified(folder, [run for run in results if run.run_id in ids_of(plan)])
+    missing = len(selection.records) - len(results)
+    return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, missing, damaged)
+
+
+def check_records(attempt: Attempt, evidence: Evidence, block: range) -> None:
+    """Check that the records of the seeds up to those of a block are intact, before more seeds are trained.
+
+    Raises:
+        StoreError: A run cannot be read, or its numbers are not those that were written.
+    """
+    trained: set[str] = set()
+    for earlier in attempt.blocks[: attempt.blocks.index(block) + 1]:
+        for grid in attempt.study.grids:
+            folder = attempt.sweep_folder(grid, earlier)
+            if has_plan(folder):
+                trained |= ids_of(read_plan(folder))
+    for run_id, problem in evidence.damaged.items():
+        if run_id in trained:
+            raise StoreError(f"run {run_id}: {problem}; more seeds would be trained without it, so nothing more is")
+
+
+def ids_of(plan: Plan) -> set[str]:
+    return {run.run_id for run in plan.runs}
+
+
+def _unverified(folder: Path, runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the failed check of each block of a sweep that fails, or that has not been checked.
+
+    Raises:
+        StoreError: The checks cannot be read, or are those of another sweep.
+    """
+    path = folder / CHECKS_FILE
+    blocks = set(map(block_of_run, runs))
+    if not path.exists():
+        return dict.fromkeys(blocks, "it has not been checked")
+    checks = read_record(path, BlockChecks)
+    if checks.sweep != folder.name:
+        raise StoreError(f"{path}: is of sweep {checks.sweep}, not of {folder.name}; {HOW_TO_FIX[CHECKS_FILE]}")
+    return dict.fromkeys(blocks - set(checks.checked), "it has not been checked") | checks.failed
 
 
 def _criterion_notes(study: Study, notes: Sequence[str]) -> list[str]:

@@ -187,6 +187,69 @@ def test_a_killed_replication_resumes_though_a_report_has_been_written(folder: P
 
 
 @pytest.mark.process
+def test_a_lost_plan_is_named_and_made_again(folder: Path, tmp_path: Path) -> None:
+    """Without its runs, the verdicts would be those of other seeds."""
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    sweeps = sorted((copied / "results/sweeps").glob("study-tiny-norms-small-*"), key=lambda path: int(path.name[23:]))
+    first, last = (path for path in sweeps if int(path.name[23:]) < 1000)
+    before = files_of(copied)
+    for lost, is_whole in ((first, True), (last, False), (first, False)):
+        kept = tmp_path / "kept"
+        if is_whole:
+            lost.rename(kept)
+        else:
+            (lost / "plan.json").rename(kept)
+        done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        expected = (
+            f"error: results/sweeps/{lost.name}: has no plan, and its runs are part of the study; `normlab study run "
+        )
+        assert done.stderr.startswith(expected), done.stderr
+        assert files_of(copied) == before
+        kept.rename(lost if is_whole else lost / "plan.json")
+    (first / "plan.json").unlink()
+    done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert files_of(copied) == before
+
+
+@pytest.mark.process
+def test_damage_of_a_run_ends_a_study_before_more_seeds_are_trained(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    plan = json.loads((copied / "results/sweeps/study-tiny-norms-small-0/plan.json").read_text())
+    one, other = (copied / "results/runs" / plan["runs"][index]["run_id"] for index in (0, 1))
+    shutil.copy(one / "metrics.jsonl", other / "metrics.jsonl")
+    before = sorted((copied / "results/sweeps").iterdir())
+    done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert done.returncode == 2
+    assert f"error: run {other.name}: " in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("; more seeds would be trained without it, so nothing more is")
+    assert sorted((copied / "results/sweeps").iterdir()) == before
+
+
+@pytest.mark.process
+def test_files_of_another_sweep_or_study_are_named(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    first, second, *_ = sorted((copied / "results/sweeps").glob("study-tiny-norms-small-*"))
+    checks = (second / "verify.json").read_bytes()
+    (second / "verify.json").write_bytes((first / "verify.json").read_bytes())
+    done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"verify.json: is of sweep {first.name}, not of {second.name}; the same `normlab study run`" in done.stderr
+    (second / "verify.json").unlink()
+    done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert "void (`normlab verify`" in done.stdout, done.stdout
+    (second / "verify.json").write_bytes(checks)
+    shutil.copytree(copied / "results/studies/tiny", copied / "results/studies/depth")
+    done = normlab("study", "report", "depth", cwd=copied)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "report.json: is of study tiny, not of depth; restore a copy, or delete it" in done.stderr
+    done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert done.returncode == 0
+    assert "depth/README.md" not in (copied / "results/studies/README.md").read_text()
+
+
+@pytest.mark.process
 def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Path) -> None:
     changed = folder / "changed.py"
     changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))

@@ -1,6 +1,7 @@
 """The data of the comparison page as JSON values. The page's scripts draw them and compute nothing."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -283,4 +284,10 @@ def _problems(cache: ReadCache, warnings: Sequence[str]) -> list[str]:
         run: [line for line in dict.fromkeys(lines) if not any(line in warning for warning in warnings)]
         for run, lines in cache.problems.items()
     }
-    return [f"run {run}: {'; '.join(lines)}".replace(f" of run {run}", "") for run, lines in new.items() if lines]
+    problems: list[str] = []
+    for run, lines in new.items():
+        if lines:
+            # The run is named once; "is of run X, not of run Y" stays whole.
+            text = re.sub(rf"(?<!not) of run {re.escape(run)}\b", "", "; ".join(lines))
+            problems.append(f"run {run}: {text}")
+    return problems

@@ -143,8 +143,8 @@ class SubwordTokenizer:
         end_token: That of its special tokens which ends a document; None: one more token does.
 
     Raises:
-        ValueError: The JSON is not a tokenizer, has too many tokens, has dropout, which makes tokens random, or makes
-            a text too long (`tokenizer_limits`).
+        ValueError: The JSON is not a tokenizer, has too many tokens, has dropout, which makes tokens random, or has
+            a part that is too long (`tokenizer_limits`).
     """
 
     def __init__(self, name: str, definition: str, end_token: str | None = None) -> None:
@@ -223,13 +223,26 @@ class SubwordTokenizer:
         return tokens
 
     def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
-        """Return the text of tokens, with U+FFFD for invalid UTF-8."""
+        """Return the text of tokens, with U+FFFD for invalid UTF-8.
+
+        Raises:
+            DataError: The tokenizer cannot decode the tokens.
+        """
         ids = np.asarray(tokens_T, np.int64).tolist()
-        parts = [(is_end, list(part)) for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__)]
-        return "".join(
-            "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
-            for is_end, part in parts
-        )
+        texts: list[str] = []
+        for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__):
+            tokens = list(part)
+            if is_end:
+                texts.append("\n" * len(tokens))
+                continue
+            # `decode` would stop the thread that measures its time and memory.
+            decode = partial(self._tokenizer.decode_batch, [tokens], skip_special_tokens=False)
+            try:
+                texts += call_within(len(tokens), decode)
+            except ValueError as error:
+                message = f"data.tokenizer={self.name}: cannot decode tokens ({error}); choose another"
+                raise DataError(message) from error
+        return "".join(texts)
 
     def state(self) -> dict[str, Any]:
         state = {"name": self.name, "definition": self.definition}

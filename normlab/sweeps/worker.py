@@ -113,7 +113,7 @@ class Worker:
             return False
         import torch
 
-        from normlab.training.process_memory import release_freed_memory
+        from normlab.process_memory import release_freed_memory
 
         gc.collect()
         try:

@@ -28,6 +28,7 @@ from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.model.stack import empty_on_host, storages
 from normlab.placements.base import projects
+from normlab.process_memory import PeakMemory
 from normlab.ranks import Ranks
 from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
@@ -41,7 +42,6 @@ from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, families, kept_step
-from normlab.training.process_memory import PeakMemory
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun

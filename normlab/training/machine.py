@@ -25,8 +25,8 @@ from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_o
 from normlab.model.attention import attention_backend
 from normlab.model.groups import check_parameters
 from normlab.openmp import wait_policy
+from normlab.process_memory import keep_freed_memory
 from normlab.ranks import Ranks
-from normlab.training.process_memory import keep_freed_memory
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""

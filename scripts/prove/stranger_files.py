@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90.0
 LIMIT = 2**34
 """Bytes of address space: torch maps several gigabytes without using them."""
-MOST_MEMORY = 2**31
+MOST_MEMORY = 3 * 2**30
 SECRET = "the secret of the user"
 SMALL = (
     "model=gpt2_nano model.depth=1 model.width=32 norm=layernorm train.batch_size=4 eval.sequences=8 train.steps=4 "
@@ -246,13 +246,16 @@ def tokenizer_of(**parts: object) -> Callable[[Path, Path], None]:
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 10**6}
-CHAIN = {"type": "Sequence", "normalizers": [{**REPLACE, "content": "ee"}] * 60}
+NFKC = [{"type": "Replace", "pattern": {"Regex": "[^x]"}, "content": "\ufdfa"}, {"type": "NFKC"}]
+CHAIN = {"type": "Sequence", "normalizers": NFKC * 5}
+DOUBLING = {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40}
 TABLE = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 4).decode()}
 REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
 SUBWORDS = f"train {SMALL} data=files data.path=[text.txt] data.tokenizer=tokenizer.json"
 ATTACKS += [
-    Attack("tokenizer: a long replacement", tokenizer_of(normalizer=REPLACE), SUBWORDS, "may make 1000000 characters"),
-    Attack("tokenizer: a chain", tokenizer_of(normalizer=CHAIN), SUBWORDS, "may make 128 characters of one"),
+    Attack("tokenizer: a long replacement", tokenizer_of(normalizer=REPLACE), SUBWORDS, "Replace has 1000000 char"),
+    Attack("tokenizer: a chain", tokenizer_of(normalizer=CHAIN), SUBWORDS, "takes more than 2 GiB of memory"),
+    Attack("tokenizer: a decoder", tokenizer_of(decoder=DOUBLING), SUBWORDS, "takes more than 2 GiB of memory"),
     Attack("tokenizer: a damaged table", tokenizer_of(normalizer=TABLE), SUBWORDS, "precompiled_charsmap is damaged"),
     Attack("tokenizer: exponential time", tokenizer_of(pre_tokenizer=REGEX), SUBWORDS, "cannot encode the text"),
 ]

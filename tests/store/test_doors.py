@@ -32,7 +32,7 @@ DOORS = {
     "cli/app.py": "closed standard streams",
     "cgroup.py": "limits of the system",
     "processes.py": "processes of the system",
-    "training/process_memory.py": "memory of the system",
+    "process_memory.py": "memory of the system",
     "explain/page.py": "templates of the installation",
     "report/compare/write.py": "templates of the installation",
     "report/pages/shell.py": "templates of the installation",

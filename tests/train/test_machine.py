@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab import process_memory
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.loaded_run import load
-from normlab.training import machine, process_memory
+from normlab.process_memory import PeakMemory
+from normlab.training import machine
 from normlab.training.machine import resolve, resolve_device
-from normlab.training.process_memory import PeakMemory
 from normlab.training.start import train, train_pack
 from support.pretended_gpus import pretend_gpus
 

@@ -1,13 +1,21 @@
-"""The memory of this process: its peak in a run, and what the C library keeps of freed memory."""
+"""The memory of this process: how much it is, its peak in a run, and what the C library keeps of freed memory."""
 
 import contextlib
 import ctypes
+import os
 import re
 from pathlib import Path
 
-import torch
-
 PROCESS = Path("/proc/self")
+
+
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process has; 0 on a system that does not tell."""
+    try:
+        pages = (PROCESS / "statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed_memory() -> None:
@@ -31,6 +39,8 @@ class PeakMemory:
     """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
 
     def __init__(self, device: str) -> None:
+        import torch  # here, since a tokenizer's memory is measured without it
+
         self._on_gpu, self._is_reset = device == "cuda", False
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -43,6 +53,8 @@ class PeakMemory:
     def num_bytes(self) -> int | None:
         """Return the peak in bytes; None if it may be that of an earlier run in this process."""
         if self._on_gpu:
+            import torch
+
             return torch.cuda.max_memory_allocated()
         if not self._is_reset:
             return None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from normlab.version import __version__
+from normlab.base.version import __version__
 
 if TYPE_CHECKING:
     from normlab.api import LoadedRun, figure, load, runs, statistics, summarize, sweep, train

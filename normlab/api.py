@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError, NormlabError, warn
-from normlab.loaded_run import LoadedRun, load
+from normlab.base.errors import ConfigError, NormlabError, warn
+from normlab.loaded.run import LoadedRun, load
 from normlab.report.cells_table import json_rows
 from normlab.report.runs_table import comparability_warnings
 from normlab.report.runs_table import summarize as rows_of_runs

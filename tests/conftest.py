@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from normlab.openmp import limit_spinning
+from normlab.system.openmp import limit_spinning
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

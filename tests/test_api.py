@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from synthetic_runs import Record, write_sweep
 
 import normlab
+from normlab.base.errors import ConfigError, StatisticsError, StoreError
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import CORE, EXTENDED
 from normlab.config.arms import SweepDesign
-from normlab.errors import ConfigError, StatisticsError, StoreError
 from normlab.report.compare.data import page_data
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.arrays import StatisticsFiles
 from normlab.store.plans import Plan, PlannedRun, read_plan
 from normlab.store.query import select_runs

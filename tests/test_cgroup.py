@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from normlab.cgroup import allowed_cores, limits
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
+from normlab.system.cgroup import allowed_cores, limits
 from normlab.training import machine
 from support.run_folders import Command
 
@@ -65,7 +65,7 @@ def test_threads_of_a_command_that_trains_nothing_are_the_allowed_cores(
         threads.append(torch.get_num_threads())
         raise ConfigError("stop")
 
-    monkeypatch.setattr("normlab.loaded_run.load", stop)
+    monkeypatch.setattr("normlab.loaded.run.load", stop)
     monkeypatch.setattr(machine, "allowed_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(3)

@@ -104,7 +104,7 @@ def test_errors_of_other_commands_are_one_line(arguments: list[str], run_command
 
 
 def test_debug_raises_the_error(run_command: Command) -> None:
-    with pytest.raises(normlab.errors.ConfigError):
+    with pytest.raises(normlab.base.errors.ConfigError):
         run_command("--debug", "list", "norms", "nothing")
 
 

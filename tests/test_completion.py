@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from normlab.base.options import flatten_options
+from normlab.catalogue.corpora import DATA
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.optimizers.options import OPTIMIZERS
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.cli import main
 from normlab.config.compose import compose_run
-from normlab.config.corpora import DATA
-from normlab.config.optim import OPTIMIZERS
-from normlab.norms.base import load_all as load_norms
-from normlab.options import flatten_options
-from normlab.placements.base import load_all as load_placements
 
 
 @pytest.fixture

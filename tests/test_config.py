@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
 from normlab.config.compose import compose_grid, compose_run, compose_sweep
 from normlab.config.schema import config_from_record
 from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError
-from normlab.options import plain_tree
 from normlab.training.loop import Loop
 from normlab.training.machine import resolve
 from normlab.training.start import open_runs

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from normlab.base.errors import ConfigError, DataError
+from normlab.base.options import flatten_options
+from normlab.catalogue.corpora import DATA, NamedData
+from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS
 from normlab.config.compose import compose_run
-from normlab.config.corpora import DATA, NamedData
-from normlab.config.optim import GROUPS, OPTIMIZERS
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, DataError
 from normlab.model.init import build_model
-from normlab.options import flatten_options
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.uploads import mode_of
 from normlab.training.machine import check_run, resolve

@@ -2,10 +2,10 @@
 
 import re
 
-from normlab import catalogue
-from normlab.norms.base import NORMS
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 
 load_norms()
 load_placements()

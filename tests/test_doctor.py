@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
 from normlab.training.machine import resolve
 
 Command = Callable[..., tuple[int, str, str]]

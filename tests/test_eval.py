@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, normalizers
 
 import normlab
+from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
 from normlab.data import tokenizers
 from normlab.data.tokenizers import train_bpe
-from normlab.errors import ConfigError
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.training.start import train

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms import base as norms
+from normlab.catalogue.other_names import NAMES, OTHER_NAMES
+from normlab.catalogue.placements import base as placements
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.tokenizers import BytesTokenizer
-from normlab.errors import ConfigError
-from normlab.export import write_folder
 from normlab.hf.classes import class_of
 from normlab.hf.folder import ModelFolder
+from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
-from normlab.norms import base as norms
-from normlab.placements import base as placements
-from normlab.placements.base import OTHER_NAMES
-from normlab.verify.names import NAMES, SMALL_WIDTH
+from normlab.verify.names import SMALL_WIDTH
 from support.run_folders import Command
 
 OVERRIDE = re.compile(r"\b(?:placement|model|norm|optim|init)[\w.]*=[\w.-]*\w(?![\w^(])")

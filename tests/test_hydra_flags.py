@@ -9,10 +9,10 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from normlab.base.errors import ConfigError
 from normlab.cli.train import with_folder
 from normlab.config.compose import UserConfigs, compose_grid, compose_run, compose_sweep
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.run import Attempt
 from support.plugins import NORM
@@ -262,7 +262,7 @@ def test_an_option_of_type_text_keeps_what_was_typed(text: str) -> None:
 def test_a_list_of_texts_of_a_plugin_keeps_what_was_typed(future: str, tmp_path: Path) -> None:
     """With the future import the type of an option is a text, and a class without it."""
     plugin = NORM.replace('"mine"', '"mine"\n    labels: list[str] = option(["a"], "Labels.")')
-    (tmp_path / "mine.py").write_text(f"{future}from normlab.options import option\n{plugin}")
+    (tmp_path / "mine.py").write_text(f"{future}from normlab.base.options import option\n{plugin}")
     norm: Any = compose_run([f"plugins=[{tmp_path / 'mine.py'}]", "norm=mine", "norm.labels=[1e3,007]"]).norm
     assert norm.labels == ["1e3", "007"]
 

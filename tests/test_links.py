@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from normlab.base.errors import StoreError
 from normlab.config.compose import compose_run, compose_sweep
-from normlab.errors import StoreError
 from normlab.store.files import AppendFile, check_links, is_file_name
 from normlab.store.lock import file_lock, try_lock
 from normlab.store.plans import read_plan

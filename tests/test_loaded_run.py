@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import normlab
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.model.gpt import GPT
 from normlab.store.format import with_checksum, without_checksum
 from normlab.store.runs import RunFolder
@@ -77,7 +77,7 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
     def build(*arguments: Any) -> None:
         raise AssertionError("nothing is built")
 
-    monkeypatch.setattr("normlab.loaded_run.build_model", build)
+    monkeypatch.setattr("normlab.loaded.run.build_model", build)
     rewrite(folder, option, value)
     code, out, err = run_command("sample", str(folder.path))
     assert (code, out, err.count("\n")) == (2, "", 1), err

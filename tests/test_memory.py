@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config import memory
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError
 from normlab.model import chunked_loss
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from normlab.errors import ConfigError, OutOfMemoryError, is_out_of_memory
+from normlab.base.errors import ConfigError, OutOfMemoryError, is_out_of_memory
 from normlab.sweeps.process import cause_of_death
 from normlab.training.machine import convert_torch_errors
 

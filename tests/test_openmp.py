@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab import openmp
+from normlab.system import openmp
 
 assert torch.__version__  # loads torch, so that /proc/self/maps lists its OpenMP library
 HAS_LIBGOMP = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab import catalogue
+from normlab.base.errors import ConfigError
+from normlab.catalogue import entries as catalogue
 from normlab.config.compose import UserConfigs, compose_run, compose_sweep
 from normlab.config.override_errors import all_options
-from normlab.errors import ConfigError
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import normlab
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import NORMS
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError
-from normlab.norms.base import NORMS
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import make_plan
 from normlab.training.machine import resolve
@@ -23,7 +23,7 @@ from normlab.verify.selection import groups_of_norm
 from support.plugins import NORM
 
 ROW = """
-from normlab.placements.algebra import Row, SubLayer, register_row
+from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
 
 ALPHA = 0.5
 
@@ -37,7 +37,7 @@ sub = SubLayer(norms=("in",), skip=skip, branch=factor(2.0))
 register_row(Row(name="scaled", formula="f", source="s", init="gpt2", attn=sub, mlp=sub))
 """
 RULE = """
-from normlab.placements.init_rules import init_rule
+from normlab.catalogue.placements.init_rules import init_rule
 
 STD = 0.01
 OUTSIDE = 0.02
@@ -210,8 +210,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 import torch
 from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-from normlab.options import option
+from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.base.options import option
 
 @register_norm
 @dataclass(kw_only=True, slots=True)

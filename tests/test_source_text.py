@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import normlab.source_text
-from normlab.plugins import Plugin
-from normlab.source_text import code_of
+import normlab.base.source_text
+from normlab.base.plugins import Plugin
+from normlab.base.source_text import code_of
 
 TEXT = r'''#!/usr/bin/env python
 # -*- coding: utf-8 -*-
@@ -99,7 +99,7 @@ def test_comments_and_blank_lines_are_left_out_of_a_fixed_text() -> None:
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).name)
 def test_the_hash_is_the_same_on_other_versions_of_python(python: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_bytes(TEXT.encode())
-    shutil.copy(normlab.source_text.__file__, tmp_path / "source_text.py")
+    shutil.copy(normlab.base.source_text.__file__, tmp_path / "source_text.py")
     script = (
         "import hashlib, pathlib, source_text; "
         "print(hashlib.sha256(source_text.code_of(pathlib.Path('mine.py').read_bytes()).encode()).hexdigest())"
@@ -141,6 +141,6 @@ def test_the_declared_encoding_is_applied() -> None:
 
 
 def test_the_norms_of_the_package_have_the_same_syntax_tree_without_comments() -> None:
-    for path in sorted((Path(normlab.source_text.__file__).parent / "norms").glob("*.py")):
+    for path in sorted((Path(normlab.__file__).parent / "catalogue" / "norms").glob("*.py")):
         content = path.read_bytes()
         assert ast.dump(ast.parse(code_of(content))) == ast.dump(ast.parse(content)), path

@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from normlab import catalogue
-from normlab.errors import did_you_mean
-from normlab.synonyms import TITLES
+from normlab.base.errors import did_you_mean
+from normlab.catalogue import entries as catalogue
 
 Command = Callable[..., tuple[int, str, str]]
 
 VALUES = {
     "norm": [entry["name"] for entry in catalogue.norms()],
     "placement": [entry["name"] for entry in catalogue.placements()],
+    "data": [entry["name"] for entry in catalogue.data()],
+    "optim": [entry["name"] for entry in catalogue.optim()],
     "model.qk_norm": ["off", "head", "full"],
     "precision": ["auto", "fp32", "tf32", "bf16", "fp16"],
     "model.positions": ["learned", "rope"],
@@ -26,12 +27,28 @@ def spellings(title: str) -> Iterator[str]:
         yield from (spelled, spelled.lower(), spelled.upper())
 
 
+TITLES = {option: catalogue.titles(option) for option in catalogue.KINDS} | {
+    "model.qk_norm": {"head": "per head", "full": "over all heads"}
+}
+
+
+@pytest.mark.parametrize("option", catalogue.KINDS)
+def test_each_entry_has_a_title_of_its_own(option: str) -> None:
+    """It is the name in papers, so it equals the value only where papers write it so."""
+    titles = TITLES[option]
+    entries = [entry["name"] for entry in catalogue.entries(catalogue.KINDS[option]) if "preset_of" not in entry]
+    assert list(titles) == entries
+    assert len(set(titles.values())) == len(titles)
+    assert {value for value, title in titles.items() if value == title} == ({"parallel"} & set(titles))
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [(option, value) for option, titles in TITLES.items() for value in titles]
 )
 def test_each_title_of_a_table_leads_to_its_value(option: str, value: str) -> None:
     for spelled in spellings(TITLES[option][value]):
-        assert did_you_mean(spelled, VALUES[option]) == f" (did you mean {value!r}?)", spelled
+        hint = did_you_mean(spelled, VALUES[option], TITLES[option])
+        assert hint == f" (did you mean {value!r}?)", spelled
 
 
 @pytest.mark.parametrize("option", ["norm", "placement"])

@@ -7,8 +7,8 @@ from synthetic_runs import BASELINES, STUCK, Record, write_run
 from synthetic_statistics import Size, layout
 
 from normlab.analysis.comparability import intact_runs
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.compose import compose_run
-from normlab.stats.statistic import CORE
 from normlab.store.record import RunRecord, flatten
 from normlab.store.series import series
 from normlab.training.start import train

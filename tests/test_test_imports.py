@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.paths import cache_dir
+from normlab.base.paths import cache_dir
 
 TESTS = Path(__file__).parent
 HABITS = re.compile(

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from normlab.base.plugins import plugin_file
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import PLACEMENTS, SWITCHES
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS, INIT_RULES, standard_deviations
 from normlab.model.fingerprint import fingerprint
 from normlab.model.small import small_config
-from normlab.norms.base import NORMS
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import PLACEMENTS, SWITCHES
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.init_rules import INIT_RULE_VERSIONS, INIT_RULES, standard_deviations
-from normlab.plugins import plugin_file
 from normlab.verify.variants import NAME_FIELDS, other_values
 
 FILE = Path(__file__).with_name("fingerprints.json")

@@ -11,7 +11,7 @@ from normlab.analysis.cells import Cell
 from normlab.analysis.comparability import differences, obstacles
 from normlab.analysis.learning_rates import Losses, shared_lr
 from normlab.analysis.settings import parse_conditions, resolve_options, select_where, setting, sort_key
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
 
 CHOOSING_SEEDS = 6

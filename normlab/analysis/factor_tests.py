@@ -25,8 +25,9 @@ from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, h
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds, has_gap
 from normlab.analysis.sequences import level_of, mean_sequence
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
+from normlab.base.errors import ConfigError, unknown
+from normlab.catalogue import entries as catalogue
 from normlab.config.option_names import meanings
-from normlab.errors import ConfigError, unknown
 from normlab.store.record import Setting
 
 Row = dict[str, Any]
@@ -166,7 +167,8 @@ def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> d
         matches = list(filter(condition.accepts, known))
         if not matches:
             texts = map(format_setting, known)
-            raise ConfigError(f"--against {against}: " + unknown(options[0], condition.value, texts))
+            titles = catalogue.titles(options[0])
+            raise ConfigError(f"--against {against}: " + unknown(options[0], condition.value, texts, titles=titles))
         levels[options[0]] = matches[0]
     return levels
 

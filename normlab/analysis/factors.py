@@ -22,11 +22,11 @@ from normlab.analysis.settings import (
     setting,
     settings_of,
 )
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
+from normlab.catalogue import entries as catalogue
 from normlab.store.query import find_sweep, resolve_run, select_runs
 from normlab.store.record import RunRecord, Setting
 from normlab.store.runs import RunFolder
-from normlab.synonyms import TITLES
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a label."""
@@ -121,6 +121,9 @@ def varying_options(runs: Sequence[RunRecord]) -> list[str]:
 # Labels
 
 
+_QK_NORM = {"head": "per head", "full": "over all heads"}
+
+
 def option_name(option: str) -> str:
     """Return the name of an option in labels: `depth` for `model.depth`, `norm eps` for `norm.eps`."""
     group, _, last = option.rpartition(".")
@@ -135,7 +138,9 @@ def level_title(option: str, value: Setting) -> str:
     if value is None:
         return "no arm" if option == ARM else "none"
     text = format_setting(value)
-    return TITLES.get(option, {}).get(text, text)
+    if option == "model.qk_norm":
+        return _QK_NORM.get(text, text)
+    return catalogue.titles(option).get(text, text)
 
 
 def level_label(option: str, value: Setting) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from normlab.base.errors import ConfigError, did_you_mean
+from normlab.catalogue import entries as catalogue
 from normlab.config.option_names import hint, meanings
-from normlab.errors import ConfigError, did_you_mean
 from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten_groups
 
 Entry = TypeVar("Entry", bound=RunEntry)
@@ -212,7 +213,9 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
             among = f" with {','.join(map(str, conditions[:index]))}" if index else ""
             values = sorted({setting(run, condition.option) for run in selected}, key=sort_key)
             texts = list(map(format_setting, values))
-            guess = did_you_mean(condition.value, texts) if condition.sign in ("=", "==") else ""
+            guess = ""
+            if condition.sign in ("=", "=="):
+                guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
             raise ConfigError(
                 f"{flag} {condition}: no run{among} matches{guess}; {condition.option} is {', '.join(texts)}"
             )

@@ -23,7 +23,7 @@ from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.phrases import name_some
 from normlab.analysis.settings import arm_conflict, resolve_options, select_where
-from normlab.errors import ConfigError, StoreError
+from normlab.base.errors import ConfigError, StoreError
 from normlab.store.query import Folder, Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import typer
 
+from normlab.base.errors import NormlabError, is_out_of_memory, one_line
+from normlab.base.plugins import plugin_line
 from normlab.cli.app import app, discard_output, open_closed_outputs, replace_interrupt_handler
-from normlab.errors import NormlabError, is_out_of_memory, one_line
-from normlab.openmp import limit_spinning
-from normlab.plugins import plugin_line
+from normlab.system.openmp import limit_spinning
 
 for _module in ("train", "summarize", "compare", "figure", "list", "verify", "explain", "inspect"):
     import_module(f"normlab.cli.{_module}")  # in the order of `normlab --help`

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from normlab.errors import printable, warn
-from normlab.version import __version__
+from normlab.base.errors import printable, warn
+from normlab.base.version import __version__
 
 if TYPE_CHECKING:
     from normlab.config.compose import UserConfigs

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
+from normlab.base.errors import one_line
 from normlab.cli.app import (
     By,
     Color,
@@ -18,7 +19,6 @@ from normlab.cli.app import (
     echo,
     split_names,
 )
-from normlab.errors import one_line
 
 
 @app.command()

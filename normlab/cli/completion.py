@@ -11,7 +11,7 @@ from textwrap import shorten
 
 import typer
 
-from normlab import catalogue
+from normlab.catalogue import entries as catalogue
 
 GROUPS = {
     "norm": catalogue.norms, "placement": catalogue.placements, "model": catalogue.models, "data": catalogue.data,

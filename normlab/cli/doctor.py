@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from normlab.base.paths import cache_dir
+from normlab.base.version import __version__
 from normlab.cli.app import ResultsDir, app, echo
-from normlab.paths import cache_dir
-from normlab.version import __version__
 
 GOOD, NOTE, BAD = "ok", "note", "bad"
 """The state of a check: training works, works with a limitation, or fails."""

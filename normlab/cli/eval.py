@@ -33,10 +33,10 @@ def evaluate(
     """
     from pathlib import Path
 
+    from normlab.base.errors import ConfigError
     from normlab.config.compose import compose_run, quote
     from normlab.data.files import FilesText
-    from normlab.errors import ConfigError
-    from normlab.loaded_run import load
+    from normlab.loaded.run import load
     from normlab.report.tables import render
     from normlab.training.machine import limit_threads
 

@@ -27,8 +27,8 @@ def export(
     """
     from pathlib import Path
 
-    from normlab.export import export as export_run
-    from normlab.loaded_run import load
+    from normlab.loaded.export import export as export_run
+    from normlab.loaded.run import load
     from normlab.training.machine import limit_threads
 
     limit_threads()

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from normlab.base.errors import warn
 from normlab.cli.app import By, Color, Panel, Paths, ResultsDir, Style, Where, X, app, echo, split_names
-from normlab.errors import warn
 
 Statistic = Annotated[
     str | None,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from normlab.base.errors import ConfigError
 from normlab.cli.app import ResultsDir, Run, app, echo
-from normlab.errors import ConfigError
 
 Arguments = Annotated[
     list[str] | None,

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument
 
+from normlab.base.errors import ConfigError, StoreError, unknown
+from normlab.base.plugins import load_plugins
 from normlab.cli.app import Json, ResultsDir, app, echo, warn_of_replaced
-from normlab.errors import ConfigError, StoreError, unknown
-from normlab.plugins import load_plugins
 
 Kind = Literal[
     "norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "estimators", "names",
@@ -35,8 +35,9 @@ def list_(
 
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
+    from normlab.catalogue.entries import ENTRIES, one_entry
+    from normlab.cli.entry_text import entry_text, table_rows
     from normlab.config import rules
-    from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
     from normlab.report.tables import render
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
@@ -121,8 +122,8 @@ def _names(name: str | None) -> list[dict[str, Any]]:
     Raises:
         ConfigError: Nothing has the name.
     """
-    from normlab.placements.base import OTHER_NAMES
-    from normlab.verify.names import NAMES, name_entries
+    from normlab.catalogue.other_names import NAMES, OTHER_NAMES
+    from normlab.verify.names import name_entries
 
     known = dict.fromkeys(use[0] for use in NAMES)
     if name is not None and name not in known:
@@ -152,9 +153,9 @@ def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *
     Raises:
         ConfigError: The overrides give no model.
     """
+    from normlab.catalogue.placements.base import load_all
     from normlab.config.compose import compose_run
     from normlab.model.redundancy import redundancy_text, without_redundant_norms
-    from normlab.placements.base import load_all
 
     norm = "rmsnorm" if load_all()[placement].has_norms(1) else "none"
     chosen = {"norm": norm, "model": "gpt2_nano"} | dict(each.split("=", 1) for each in overrides)

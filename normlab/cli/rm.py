@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from normlab.base.errors import ConfigError, counted
 from normlab.cli.app import ResultsDir, app, echo
-from normlab.errors import ConfigError, counted
 
 Names = Annotated[list[str], Argument(metavar="SWEEP|RUN", help="Sweeps or runs, by folder, name or id.")]
 Checkpoints = Annotated[

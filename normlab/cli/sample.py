@@ -28,7 +28,7 @@ def sample(
 
     Uses the GPU, if there is one, unless the run has device=cpu.
     """
-    from normlab.loaded_run import load
+    from normlab.loaded.run import load
     from normlab.training.machine import limit_threads
 
     limit_threads()

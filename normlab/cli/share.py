@@ -26,7 +26,7 @@ def share(
     """
     from pathlib import Path
 
-    from normlab.errors import warn
+    from normlab.base.errors import warn
     from normlab.store.archive import absolute_paths, damage_of, write_archive
     from normlab.store.query import find_folders
 

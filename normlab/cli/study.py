@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from normlab.base.errors import ConfigError, counted, unknown, warn
+from normlab.base.parsing import is_whole_number
 from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo, warn_of_replaced
-from normlab.errors import ConfigError, counted, unknown, warn
-from normlab.parsing import is_whole_number
 
 if TYPE_CHECKING:
     from normlab.studies.base import Study

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from normlab.base.errors import ConfigError, warn
 from normlab.cli.app import By, Paths, ResultsDir, Where, app, echo, split_names
-from normlab.errors import ConfigError, warn
 
 Format = Annotated[
     Literal["table", "json", "csv", "markdown", "latex"],

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Argument
 
+from normlab.base.errors import ConfigError, warn
 from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
-from normlab.errors import ConfigError, warn
 
 
 @app.command()

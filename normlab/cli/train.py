@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from normlab.base.errors import ConfigError, warn
 from normlab.cli.app import (
     Cfg,
     ConfigDir,
@@ -23,7 +24,6 @@ from normlab.cli.app import (
     show_progress,
     warn_of_replaced,
 )
-from normlab.errors import ConfigError, warn
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument
 
+from normlab.base.errors import ConfigError, NormlabError, counted, warn
 from normlab.cli.app import (
     Cfg,
     ConfigDir,
@@ -18,7 +19,6 @@ from normlab.cli.app import (
     read_arguments,
     warn_of_replaced,
 )
-from normlab.errors import ConfigError, NormlabError, counted, warn
 
 
 @app.command()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 
 PREFIX = "arm="
 RECIPE = "recipe="

@@ -24,6 +24,12 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from normlab.base.errors import ConfigError, no_effect
+from normlab.base.paths import config_dir
+from normlab.base.plugins import load_plugins
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config import arms
 from normlab.config.option_names import empty_list_hint
 from normlab.config.override_errors import (
@@ -39,12 +45,6 @@ from normlab.config.override_errors import (
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.config.user_files import UserFiles, without_environment
-from normlab.errors import ConfigError, no_effect
-from normlab.norms.base import NormConfig
-from normlab.norms.base import load_all as load_norms
-from normlab.paths import config_dir
-from normlab.placements.base import load_all as load_placements
-from normlab.plugins import load_plugins
 
 MOST_RUNS = 10_000
 """Maximum number of runs in a grid: every run is composed before the first one starts."""

@@ -13,12 +13,12 @@ Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads,
 import os
 from typing import NamedTuple
 
-from normlab import cgroup
+from normlab.base.errors import ConfigError
+from normlab.catalogue.placements.base import projects
+from normlab.catalogue.statistics.registry import NEEDS_PARAMETER_COPY
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
-from normlab.placements.base import projects
-from normlab.stats.registry import NEEDS_PARAMETER_COPY
-from normlab.stats.statistic import CORE
+from normlab.system import cgroup
 
 VOCAB_SIZE = 257
 """Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from normlab.config.optim import UNSCALED, GroupFactors
-from normlab.errors import ConfigError, no_effect
-from normlab.options import option
+from normlab.base.errors import ConfigError, no_effect
+from normlab.base.options import option
+from normlab.catalogue.optimizers.options import UNSCALED, GroupFactors
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,17 +21,19 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from normlab.config.corpora import DATA, HubData, corpus_hint
-from normlab.config.optim import OPTIMIZERS
+from normlab.base.errors import ConfigError, unknown
+from normlab.base.options import LARGEST_INTEGER, option_fields
+from normlab.base.paths import config_dir
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.corpora import DATA, HubData, corpus_hint
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.optimizers.options import OPTIMIZERS
+from normlab.catalogue.other_names import OTHER_NAMES
+from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.config.option_names import NOTHING, empty_list_hint, hint
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.config.user_files import WRITE_THE_VALUE
-from normlab.errors import ConfigError, unknown
-from normlab.norms.base import NORMS
-from normlab.options import LARGEST_INTEGER, option_fields
-from normlab.paths import config_dir
-from normlab.placements.base import OTHER_NAMES, PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS, "stats": {}, "recipe": {},
@@ -260,7 +262,7 @@ def no_such_choice(group: str, name: str, presets: Sequence[str] | None = None) 
     if presets is None:
         presets = [*GROUPS.get(group, ()), *(path.stem for path in (config_dir() / group).glob("*.yaml"))]
     elsewhere = OTHER_NAMES if group in ("norm", "placement") else None
-    return ConfigError(f"{group}={name}: " + unknown(group, name, set(presets), elsewhere))
+    return ConfigError(f"{group}={name}: " + unknown(group, name, set(presets), elsewhere, catalogue.titles(group)))
 
 
 def _wrong_file(file: str, error: BaseException, job: Sequence[Override]) -> ConfigError:

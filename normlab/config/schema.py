@@ -16,21 +16,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from normlab.config.corpora import DATA, DataConfig, HubData
+from normlab.base.errors import ConfigError, no_effect, unknown
+from normlab.base.options import check, identity_tree, option, plain_tree
+from normlab.base.parsing import from_json, is_whole_number, key_of
+from normlab.base.plugins import load_plugins
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.corpora import DATA, DataConfig, HubData
+from normlab.catalogue.norms.base import NORMS, NormConfig
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS, OptimConfig, Orthogonal
+from normlab.catalogue.placements.base import NORM_UPDATE, PLACEMENTS, Placement
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.catalogue.statistics.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 from normlab.config.model import ModelConfig
-from normlab.config.optim import GROUPS, OPTIMIZERS, OptimConfig, Orthogonal
 from normlab.config.option_names import empty_list_hint
-from normlab.errors import ConfigError, no_effect, unknown
-from normlab.norms.base import NORMS, NormConfig
-from normlab.norms.base import load_all as load_norms
-from normlab.options import check, identity_tree, option, plain_tree
-from normlab.parsing import from_json, is_whole_number, key_of
-from normlab.placements.base import NORM_UPDATE, PLACEMENTS, Placement
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.init_rules import INIT_RULES
-from normlab.plugins import load_plugins
-from normlab.stats.config import StatsConfig
-from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
+from normlab.config.stats import StatsConfig
 
 T = TypeVar("T")
 INITS_OF_SCALING = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
@@ -276,8 +277,8 @@ class RunConfig:
         if self.norm.batch_statistics and self.devices > 1 and not self.norm.synchronised:
             raise ConfigError(
                 f"devices={self.devices}: norm={self.norm.label} takes statistics over the batch and does not "
-                "synchronise them between devices; use devices=1, or call normlab.ranks.moments_over_ranks in the norm "
-                "and set synchronised = True"
+                "synchronise them between devices; use devices=1, or call normlab.plugin.moments_over_ranks in the "
+                "norm and set synchronised = True"
             )
         parts = self.train.accumulation if self.norm.measures_batches else 1
         if self.train.batch_size // parts % self.devices:
@@ -452,7 +453,7 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     for group, registry in registries.items():
         name = getattr(config, group).name
         if name not in registry:
-            raise ConfigError(unknown(group, name, registry))
+            raise ConfigError(unknown(group, name, registry, titles=catalogue.titles(group)))
         kind = registry[name] if isinstance(registry[name], type) else type(registry[name])
         setattr(config, group, _convert(tree[group], kind, group))
     check(config)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 
 _SEARCH = re.compile(r"([\w.]+)=search\(([^(),]*),([^(),]*)\)")
 _UNTIL = re.compile(r"seed=until\((.+),\s*max=(\d{1,5})\)")

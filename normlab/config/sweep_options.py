@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass, field
 
+from normlab.base.errors import ConfigError, no_effect
+from normlab.base.options import check, option
+from normlab.base.parsing import is_whole_number
 from normlab.config.memory import available_bytes
-from normlab.errors import ConfigError, no_effect
-from normlab.options import check, option
-from normlab.parsing import is_whole_number
 
 _RESERVED = (
     *("account", "array", "cpus-per-task", "error", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node"),

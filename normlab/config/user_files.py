@@ -17,8 +17,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from normlab.errors import ConfigError
-from normlab.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
+from normlab.base.errors import ConfigError
+from normlab.base.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
 
 _OF_HYDRA = re.compile(r"(^|[\s/@])hydra($|[/@.:])")
 """A key of a defaults list that chooses a part of Hydra's own config, such as `override /hydra/launcher`."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from normlab.errors import DataError
+from normlab.base.errors import DataError
 
 MAX_MEMORY_SHARE = 1 / 8
 """Largest share of a GPU's free memory that a copy of the training tokens may take."""

@@ -19,7 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
+from normlab.base.errors import DataError, notify
+from normlab.base.parsing import from_json
+from normlab.base.paths import cache_dir
+from normlab.catalogue.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
 from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import Counts, baselines, count_tokens
@@ -43,9 +46,6 @@ from normlab.data.tokenizers import (
     token_dtype,
     tokenizer_sha256,
 )
-from normlab.errors import DataError, notify
-from normlab.parsing import from_json
-from normlab.paths import cache_dir
 
 FORMAT = 5
 """Version of the cache format; raise it when folders of an older version must not be used any more."""

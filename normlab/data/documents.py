@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normlab.errors import DataError
+from normlab.base.errors import DataError
 
 SPLIT_VERSION = 1
 """Version of the split rules; part of the key of a cached corpus, raised when the rules change."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, FilesData
+from normlab.base.errors import DataError
+from normlab.base.parsing import check_link, open_to_read
+from normlab.catalogue.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, FilesData
 from normlab.data.documents import Row, TextCounts
-from normlab.errors import DataError
-from normlab.parsing import check_link, open_to_read
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")

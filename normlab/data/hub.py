@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.config.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, HubData, NamedData, files_overrides, no_text_hint
+from normlab.base.errors import DataError, did_you_mean, notify
+from normlab.base.parsing import leaves, read_front_matter
+from normlab.catalogue.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, HubData, NamedData, files_overrides, no_text_hint
 from normlab.data.documents import Row, TextCounts
 from normlab.data.files import Source, files_of_folder, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
-from normlab.errors import DataError, did_you_mean, notify
-from normlab.parsing import leaves, read_front_matter
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}

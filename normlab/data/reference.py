@@ -6,8 +6,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from normlab.base.errors import DataError
 from normlab.data.documents import Row, TextCounts
-from normlab.errors import DataError
 
 MODULE = "pydoc_data.topics"
 

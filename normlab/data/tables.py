@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from normlab.base.errors import DataError, did_you_mean
 from normlab.data.documents import Row
-from normlab.errors import DataError, did_you_mean
 
 LARGEST_CELL = 2**30
 """Most characters of a cell of a CSV; the limit of Python's csv is 2^17 unless it is set."""

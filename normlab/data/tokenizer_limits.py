@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from normlab.process_memory import resident_bytes
+from normlab.system.process_memory import resident_bytes
 
 T = TypeVar("T")
 

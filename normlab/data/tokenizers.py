@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZERS
+from normlab.base.errors import DataError, unknown
+from normlab.base.parsing import check_link, read_at_most
+from normlab.catalogue.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZERS
 from normlab.data.documents import first_characters
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.data.tokenizer_limits import call_within, check_definition, library_errors
-from normlab.errors import DataError, unknown
-from normlab.parsing import check_link, read_at_most
 
 LARGEST_TOKENIZER = 2**27
 """Most bytes of a tokenizer.json; those with 2^18 tokens have 2^25."""

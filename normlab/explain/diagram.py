@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from xml.etree.ElementTree import Element
 
-from normlab.placements.base import Placement
+from normlab.catalogue.placements.base import Placement
 
 FUNCTIONS = {
     "A": "attention", "A_qkv": "attention", "M": "MLP", "heads": "heads", "heads_qkv": "heads",

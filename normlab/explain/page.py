@@ -15,16 +15,16 @@ from xml.etree.ElementTree import Element, tostring
 import torch
 from torch import Tensor
 
-from normlab import catalogue
-from normlab.errors import ConfigError, unknown
+from normlab.base.errors import ConfigError, unknown
+from normlab.base.version import __version__
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.explain.diagram import Diagram, make
 from normlab.model.init import build_model
+from normlab.model.instrument import Collector, Observation
 from normlab.model.small import VOCAB, small_config, tokens
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
 from normlab.report.pages.shell import page, write_output
-from normlab.stats.instrument import Collector, Observation
-from normlab.version import __version__
 
 HERE = Path(__file__).parent
 # Token 2 is small, token 3 large and token 4 shifted, compared with token 1; channel 5 is large in every token.
@@ -49,7 +49,7 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
         StoreError: The file could not be written.
     """
     if norm not in load_norms():
-        raise ConfigError(f"--norm {norm}: " + unknown("norm", norm, load_norms()))
+        raise ConfigError(f"--norm {norm}: " + unknown("norm", norm, load_norms(), titles=catalogue.titles("norm")))
     norms = [norm_card(entry) for entry in catalogue.norms() if entry["name"] in load_norms()]
     placements = [placement_card(entry, norm) for entry in catalogue.placements()]
     parts = {"matrix": [_table(torch.tensor(MATRIX))], "norms": norms, "placements": placements}

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlab.base.errors import ConfigError
+from normlab.base.options import flatten_options
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
-from normlab.options import flatten_options
 
 Options = Mapping[str, Any]
 

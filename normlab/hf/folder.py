@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.config.corpora import MAX_VOCAB_SIZE
+from normlab.base.errors import ConfigError, StoreError, counted, unknown
+from normlab.base.parsing import check_link, from_json, read_at_most
+from normlab.catalogue.corpora import MAX_VOCAB_SIZE
 from normlab.config.schema import RunConfig
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.data.tokenizers import LARGEST_TOKENIZER, SubwordTokenizer, Tokenizer
-from normlab.errors import ConfigError, StoreError, counted, unknown
 from normlab.hf.classes import CLASSES, ONE, NativeClass, StoredTensor, differences
 from normlab.hf.tokenizer import tokenizer_json
 from normlab.hf.unused_tensors import problem_of_unused
 from normlab.hf.weight_files import ADAPTER, INDEX, StoredTensors, weight_files
-from normlab.parsing import check_link, from_json, read_at_most
 
 LARGEST_CONFIG = 2**20
 """Most bytes of a config.json."""

@@ -1,7 +1,7 @@
 """The tokenizer of a run as the tokenizer.json of a folder."""
 
+from normlab.base.errors import StoreError
 from normlab.data.tokenizers import END_OF_DOCUMENT, BytesTokenizer, CharsTokenizer, SubwordTokenizer, Tokenizer
-from normlab.errors import StoreError
 
 UNKNOWN = "<|unknown|>"
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normlab.errors import StoreError
-from normlab.parsing import check_link, from_json, open_to_read, read_at_most
+from normlab.base.errors import StoreError
+from normlab.base.parsing import check_link, from_json, open_to_read, read_at_most
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 LARGEST_HEADER = 10**8

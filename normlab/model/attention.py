@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
+from normlab.catalogue.placements.base import MakeNorm
 from normlab.config.model import ModelConfig
+from normlab.model.instrument import observe
 from normlab.model.stack import StackedLinear
-from normlab.placements.base import MakeNorm
-from normlab.stats.instrument import observe
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Maps queries, keys and values, (*lead, H, T, K) each, and the scale of q k^T to the output, (*lead, H, T, K)."""

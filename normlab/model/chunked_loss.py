@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.config.memory import LARGE_LOGITS, MOST_CHUNKS
-from normlab.stats.compute import compute
-from normlab.stats.instrument import Collector, Selection
-from normlab.stats.profiles import Column
-from normlab.stats.registry import STATISTICS
+from normlab.model.instrument import Collector, Selection
+from normlab.model.statistics import compute
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlab.base.errors import ConfigError
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.small import build_small, hashed_numbers, shrink, tokens
 
 DIGITS = 5

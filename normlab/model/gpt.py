@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normlab.catalogue.placements.base import MakeNorm, Placement
+from normlab.catalogue.placements.wiring import Branch
 from normlab.config.model import ModelConfig
 from normlab.model.attention import Attention, capped
+from normlab.model.instrument import assign_sites, main_stream, observe, observe_streams
 from normlab.model.mlp import MLP
-from normlab.placements.base import MakeNorm, Placement
-from normlab.placements.wiring import Branch
-from normlab.stats.instrument import assign_sites, main_stream, observe, observe_streams
 
 SMALL_VOCAB = 1024
 """Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the

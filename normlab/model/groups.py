@@ -9,14 +9,14 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from normlab.config.optim import GROUPS, GroupOptions, ParameterGroups
+from normlab.base.errors import ConfigError
+from normlab.catalogue.optimizers.options import GROUPS, GroupOptions, ParameterGroups
+from normlab.catalogue.placements.base import projects
+from normlab.catalogue.placements.wiring import MIXING
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import standard_deviation
-from normlab.placements.base import projects
-from normlab.placements.wiring import MIXING
-from normlab.stats.instrument import InstrumentedNorm, instrument
+from normlab.model.instrument import InstrumentedNorm, instrument
 
 GAINS = ("gain", "gamma", "scale", "radius", "weight")
 """Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""

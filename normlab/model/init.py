@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from normlab.base.errors import notify
+from normlab.catalogue.placements.init_rules import INIT_RULES, Weight
 from normlab.config.schema import RunConfig
-from normlab.errors import notify
 from normlab.model.gpt import GPT
-from normlab.placements.init_rules import INIT_RULES, Weight
-from normlab.stats.instrument import instrument
+from normlab.model.instrument import instrument
 
 STREAMS_STD = 0.02
 """Standard deviation of the matrices that compute the weights of several streams, by every rule."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.catalogue.placements.base import MakeNorm
 from normlab.config.model import ModelConfig
-from normlab.placements.base import MakeNorm
-from normlab.stats.instrument import observe
+from normlab.model.instrument import observe
 
 
 class MLP(nn.Module):

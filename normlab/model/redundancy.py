@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.schema import RunConfig
+from normlab.model.instrument import norm_site
 from normlab.model.small import build_small, shrink, tokens
-from normlab.stats.instrument import norm_site
 
 TOLERANCE = 1e-9
 """Largest relative change of the logits, in float64, that counts as none."""

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from normlab.catalogue.statistics.profiles import Column
 from normlab.model.attention import Attention, Kernel, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT, Head
+from normlab.model.instrument import Collector, Observation, Selection, tap
 from normlab.model.stack import Stack, StackedLinear, stacked_linear
-from normlab.stats.compute import compute, share_of_stack
-from normlab.stats.instrument import Collector, Observation, Selection, tap
-from normlab.stats.profiles import Column
+from normlab.model.statistics import compute, share_of_stack
 
 Tensors = dict[str, Tensor]
 

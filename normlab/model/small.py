@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.config.corpora import StdlibData
+from normlab.base.errors import ConfigError
+from normlab.base.plugins import COUNTER
+from normlab.catalogue.corpora import StdlibData
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.optimizers.options import AdamW
+from normlab.catalogue.placements.base import Placement
+from normlab.catalogue.placements.wiring import MIXING
 from normlab.config.model import ModelConfig
-from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
-from normlab.norms.base import NormConfig
-from normlab.placements.base import Placement
-from normlab.placements.wiring import MIXING
-from normlab.plugins import COUNTER
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)

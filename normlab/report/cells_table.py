@@ -14,7 +14,7 @@ from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
-from normlab.errors import ConfigError, counted, printable, unknown
+from normlab.base.errors import ConfigError, counted, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, format_loss

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from normlab.analysis.factors import Factor, label
 from normlab.analysis.settings import resolve_options
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.store.record import RunEntry, Setting
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670")

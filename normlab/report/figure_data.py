@@ -18,12 +18,12 @@ from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
-from normlab.errors import ConfigError, NormlabError, counted, unknown, warn
-from normlab.parsing import is_whole_number
+from normlab.base.errors import ConfigError, NormlabError, counted, unknown, warn
+from normlab.base.parsing import is_whole_number
+from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
-from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunRecord, Setting

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlab.errors import ConfigError, printable
+from normlab.base.errors import ConfigError, printable
 from normlab.report.figure_data import Figure, Line, Panel, Point
 from normlab.report.pages.shell import write_output
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlab.analysis.cells import Cell
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunEntry, RunRecord

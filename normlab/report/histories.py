@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
-from normlab.stats.derived import later_half_sizes
-from normlab.stats.profiles import Array, Profiles, join
-from normlab.stats.registry import STATISTICS, layers_of, values_of
+from normlab.base.errors import ConfigError, StatisticsError, StoreError, unknown
+from normlab.catalogue.statistics.derived import later_half_sizes
+from normlab.catalogue.statistics.profiles import Array, Profiles, join
+from normlab.catalogue.statistics.registry import STATISTICS, layers_of, values_of
 from normlab.store.format import COMPLETED_STATES, RUNNING
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder

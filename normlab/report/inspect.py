@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from normlab.errors import ConfigError, StatisticsError, warn
+from normlab.analysis.spikes import count_spikes
+from normlab.base.errors import ConfigError, StatisticsError, warn
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import CORE, OF
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
 from normlab.report.tables import Row
-from normlab.stats.registry import STATISTICS
-from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import CORE, OF
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -19,11 +19,6 @@ MAX_STEPS = 5
 """Most steps in a table; --json has all."""
 MAX_LAYERS = 24
 """Most layers of each site in a table."""
-OVERVIEW = (
-    "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
-    "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
-    "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
-)  # fmt: skip
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
@@ -117,7 +112,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def overview_reading(rows: Sequence[Row]) -> str:
-    if not any(row["statistic"] in OVERVIEW for row in rows):
+    if not any(STATISTICS[row["statistic"]].shown for row in rows):
         return ""
     return (
         "to read: a row is a statistic at a site; a / b: its values in the first and the last layer (at); first, last: "
@@ -128,7 +123,7 @@ def overview_reading(rows: Sequence[Row]) -> str:
 def overview_rows(rows: Sequence[Row]) -> list[Row]:
     """Return a row per statistic and site: first and last layer at the first and last step."""
     overview: list[Row] = []
-    for name in OVERVIEW:
+    for name in (statistic.name for statistic in STATISTICS.values() if statistic.shown):
         for site, layers in _by_site([row for row in rows if row["statistic"] == name]).items():
             ends = layers[:1] if len(layers) == 1 else [layers[0], layers[-1]]
             overview.append(

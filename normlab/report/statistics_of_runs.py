@@ -8,7 +8,7 @@ import numpy as np
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import varying_options
 from normlab.analysis.settings import select_where, setting
-from normlab.errors import StatisticsError, StoreError, counted
+from normlab.base.errors import StatisticsError, StoreError, counted
 from normlab.report.histories import History, history, read_statistics
 from normlab.store.query import Folder, select_runs
 from normlab.store.record import RunRecord

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from normlab.analysis.settings import format_setting
-from normlab.errors import NormlabError, counted, printable, unknown
+from normlab.base.errors import NormlabError, counted, printable, unknown
 from normlab.store.format import encode
 from normlab.store.outcome import format_loss
 from normlab.store.throughput import format_mfu, format_tflops

@@ -6,7 +6,7 @@ from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.intervals import LEVEL, Design
 from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
-from normlab.errors import counted
+from normlab.base.errors import counted
 from normlab.report.cells_table import add_notes, pool_notes
 from normlab.report.tables import Row, format_p, render
 

@@ -6,8 +6,8 @@ The follower of W&B reads with it. Damaged rows are left out.
 from pathlib import Path
 from typing import Any
 
-from normlab.parsing import open_to_read
-from normlab.stats.profiles import Profiles
+from normlab.base.parsing import open_to_read
+from normlab.catalogue.statistics.profiles import Profiles
 from normlab.store.arrays import Part, row_type
 from normlab.store.files import io_error
 from normlab.store.reading import LARGEST_METRICS, check_run_id, damaged, parse_rows, split_first_line

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
-from normlab.errors import ConfigError, StoreError, counted
+from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATISTICS_FOLDER, SWEEPS_FOLDER, TOKENIZER_FILE
 from normlab.store.hidden import new_file, new_folder

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.errors import StoreError
-from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import OF, TIERS
+from normlab.base.errors import StoreError
+from normlab.catalogue.statistics.profiles import Layout, Profiles
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.format import STATISTICS_FOLDER, with_checksum
 from normlab.store.reading import check_run_id, damaged, read_bytes, read_record

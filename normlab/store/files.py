@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
 
-from normlab.errors import DiskError, StoreError
+from normlab.base.errors import DiskError, StoreError
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.files import io_error, is_at, open_to_change
 
 _NEW, _DELETED = ".normlab-new", ".normlab-deleted"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError
-from normlab.parsing import from_json, read_at_most
+from normlab.base.errors import StoreError
+from normlab.base.parsing import from_json, read_at_most
 from normlab.store.files import io_error, open_to_change, write_all
 from normlab.store.format import to_json
 

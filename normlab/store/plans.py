@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from normlab.base.errors import StoreError, counted
 from normlab.config.arms import NO_DESIGN, PREFIX, SweepDesign
-from normlab.errors import StoreError, counted
 from normlab.store.files import is_file_name
 from normlab.store.format import PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.reading import HOW_TO_FIX, Count, read_record

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from normlab.errors import StoreError, counted, did_you_mean, one_line
+from normlab.base.errors import StoreError, counted, did_you_mean, one_line
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder

@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from normlab.errors import StoreError
-from normlab.parsing import from_json, open_to_read, read_at_most
+from normlab.base.errors import StoreError
+from normlab.base.parsing import from_json, open_to_read, read_at_most
 from normlab.store.files import io_error
 from normlab.store.format import (
     CHECKS_FILE,

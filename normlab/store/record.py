@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from normlab.base.errors import ConfigError, StoreError
+from normlab.base.parsing import from_json, key_of
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.schema import RunConfig, parse_config
-from normlab.errors import ConfigError, StoreError
-from normlab.parsing import from_json, key_of
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from normlab.errors import StoreError, counted
+from normlab.base.errors import StoreError, counted
 from normlab.store.files import AppendFile, check_links, delete_temporaries, make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,

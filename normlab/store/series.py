@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import CLIP_FACTOR_KEY, COMPLETED_STATES
 from normlab.store.runs import RunFolder
 

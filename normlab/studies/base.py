@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normlab.analysis.arms import CHOOSING_SEEDS
-from normlab.errors import ConfigError
-from normlab.plugins import claim_name, plugin_file
+from normlab.base.errors import ConfigError
+from normlab.base.plugins import claim_name, plugin_file
 from normlab.studies.estimators import Bounds, Estimate, Estimator
 
 PROTOCOL = 4

@@ -20,7 +20,7 @@ from normlab.analysis.intervals import Replicate, design_of
 from normlab.analysis.rate_range import by_seed, complete_seeds
 from normlab.analysis.sequences import mean_sequence, share_sequence
 from normlab.analysis.settings import LR
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.store.format import DIVERGED
 from normlab.store.record import RunRecord
 from normlab.studies.measures import FINAL_LOSS, Measure, least_of, values_of

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError, printable, warn
+from normlab.base.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
 from normlab.studies.base import AT_BEST, SETTINGS

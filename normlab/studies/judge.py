@@ -16,7 +16,7 @@ from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.intervals import holm
 from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
-from normlab.errors import ConfigError, StoreError, counted
+from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.store.record import RunRecord
 from normlab.studies.base import AT_BEST, LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
 from normlab.studies.estimators import Contrast, Estimate, Slope

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from normlab.analysis.intervals import Replicate
-from normlab.errors import ConfigError, NormlabError
+from normlab.base.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
 from normlab.store.record import RunRecord
 from normlab.store.series import evaluations

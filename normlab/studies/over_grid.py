@@ -10,7 +10,7 @@ from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.contrasts import slope_weights
 from normlab.analysis.intervals import Replicate
 from normlab.analysis.rate_range import HIGHEST, NEAR, complete_seeds, log_highest_rate, sensitivity
-from normlab.errors import ConfigError, unknown
+from normlab.base.errors import ConfigError, unknown
 from normlab.studies.estimators import (
     Bounds,
     Estimate,

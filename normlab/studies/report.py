@@ -13,7 +13,7 @@ from typing import Any
 
 from normlab.analysis.settings import format_setting, setting, settings_of
 from normlab.analysis.table import summarize_by
-from normlab.errors import StoreError, counted, printable, warn
+from normlab.base.errors import StoreError, counted, printable, warn
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS as STYLE
 from normlab.report.figure_draw import render_figure, write_figure

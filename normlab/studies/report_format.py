@@ -6,8 +6,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-from normlab.errors import StoreError
-from normlab.parsing import leaves
+from normlab.base.errors import StoreError
+from normlab.base.parsing import leaves
 from normlab.store.format import REPORT_FILE
 from normlab.store.reading import HOW_TO_FIX, Count, damaged, read_record
 from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID

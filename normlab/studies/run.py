@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.analysis.comparability import intact_runs
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.schema import canonical_hash
-from normlab.errors import ConfigError, StoreError
 from normlab.store.format import CHECKS_FILE
 from normlab.store.plans import Plan, has_plan, read_plan, study_note, study_of, sweep_folder
 from normlab.store.query import Selection, select_runs

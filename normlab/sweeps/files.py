@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from normlab.errors import StoreError, counted, warn
+from normlab.base.errors import StoreError, counted, warn
 from normlab.store.files import AppendFile, open_to_change, write_atomic
 from normlab.store.format import (
     FAILED,

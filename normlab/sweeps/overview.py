@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.analysis.settings import format_setting
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import DAMAGED, KILLED, PLAN_FILE
 from normlab.store.plans import Plan, PlannedRun, read_plan, run_of, study_of
 from normlab.store.query import NOT_STARTED, Folder, is_run, sweep_folders

@@ -9,9 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
+from normlab.base.options import plain_tree
+from normlab.catalogue.statistics.statistic import PROBE
 from normlab.config.schema import RunConfig
-from normlab.options import plain_tree
-from normlab.stats.statistic import PROBE
 
 
 def pack_key(config: RunConfig) -> str:

@@ -12,24 +12,24 @@ import msgspec
 import torch
 from torch import Tensor
 
-from normlab.cgroup import allowed_cores
+from normlab.base.errors import ConfigError, counted
+from normlab.base.options import plain_tree
+from normlab.catalogue.norms.base import NormConfig
 from normlab.config import memory, rules
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, counted
 from normlab.model.fingerprint import fingerprint
 from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
-from normlab.norms.base import NormConfig
-from normlab.options import plain_tree
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.sweeps.stored_plan import is_completed, reconcile
+from normlab.system.cgroup import allowed_cores
 from normlab.training.changed_plugins import change_warnings, check_same_code
 from normlab.training.machine import (
     Gpu,

@@ -14,14 +14,14 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from normlab.cgroup import limits
-from normlab.errors import is_out_of_memory, one_line
-from normlab.processes import STOP_SIGNALS, children_of, kill_sessions, start_module
+from normlab.base.errors import is_out_of_memory, one_line
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan, run_of
 from normlab.sweeps.files import MEMORY, PackOutcome, log_of, open_log
 from normlab.sweeps.worker import GRACE_S, STOPPED
+from normlab.system.cgroup import limits
+from normlab.system.processes import STOP_SIGNALS, children_of, kill_sessions, start_module
 from normlab.training.machine import Gpu
 
 POLL_EVERY_S = 0.1

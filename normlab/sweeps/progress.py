@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from normlab.base.errors import StoreError, counted, printable
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import StoreError, counted, printable
 from normlab.store.format import DAMAGED, DIVERGED, FINISHED
 from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import ConfigError, StoreError
 from normlab.store.files import check_links, delete_temporaries, io_error, is_file_name
 from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.hidden import delete_folder, finish_deletions

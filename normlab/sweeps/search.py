@@ -22,13 +22,13 @@ from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.settings import SEEDS, select_where
 from normlab.analysis.table import summarize_by
+from normlab.base.errors import ConfigError, counted
+from normlab.base.options import plain_tree
 from normlab.config.arms import SweepDesign, design_of
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import ConfigError, counted
-from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
 from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from normlab.base.errors import ConfigError, counted, one_line
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import ConfigError, counted, one_line
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from normlab.errors import ConfigError, StoreError
+from normlab.base.errors import ConfigError, StoreError
 from normlab.store.format import COMPLETED_STATES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.runs import RunFolder

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from normlab.base.errors import StoreError, counted
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import StoreError, counted
-from normlab.processes import collected_signals
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.format import LOCK_FILE, OUTCOMES_FILE
 from normlab.store.lock import file_lock
@@ -25,6 +24,7 @@ from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
 from normlab.sweeps.stored_plan import all_completed, halve, reconcile
+from normlab.system.processes import collected_signals
 
 
 def supervise(

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlab.errors import NormlabError
-from normlab.processes import STOP_SIGNALS, call
+from normlab.base.errors import NormlabError
 from normlab.store.format import INTERRUPTED
 from normlab.store.plans import read_plan
 from normlab.sweeps.files import PackOutcome, log_of, task_outcome_file, write_task_outcome
 from normlab.sweeps.process import POLL_EVERY_S, RunningPack, WorkerProcess, process_options
 from normlab.sweeps.worker import STOPPED
+from normlab.system.processes import STOP_SIGNALS, call
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

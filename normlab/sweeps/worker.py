@@ -25,14 +25,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from normlab.base.errors import ConfigError, DiskError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
 from normlab.config.schema import RunConfig, load_config
-from normlab.errors import ConfigError, DiskError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
-from normlab.openmp import limit_spinning
-from normlab.processes import kill_sessions
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
 from normlab.sweeps.files import MEMORY, log_of, open_log
+from normlab.system.openmp import limit_spinning
+from normlab.system.processes import kill_sessions
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
@@ -113,7 +113,7 @@ class Worker:
             return False
         import torch
 
-        from normlab.process_memory import release_freed_memory
+        from normlab.system.process_memory import release_freed_memory
 
         gc.collect()
         try:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from normlab.errors import notify
-from normlab.processes import start_module
+from normlab.base.errors import notify
 from normlab.store.plans import Plan, run_of
+from normlab.system.processes import start_module
 from normlab.tracking.uploads import has_ended, mode_of, upload_lines
 
 WAIT_S = 10.0

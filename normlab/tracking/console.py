@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from normlab.errors import counted, printable
+from normlab.base.errors import counted, printable
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
 from normlab.store.record import Corpus

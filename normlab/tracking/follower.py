@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import NormlabError, StoreError, one_line
+from normlab.base.errors import NormlabError, StoreError, one_line
 from normlab.store.format import RUNNING
 from normlab.store.lock import try_lock
 from normlab.store.plans import has_plan, read_plan, sweep_folder

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from normlab.errors import StatisticsError, printable
-from normlab.stats.profiles import Profiles
-from normlab.stats.registry import STATISTICS, layers_of, values_of
+from normlab.base.errors import StatisticsError, printable
+from normlab.catalogue.statistics.profiles import Profiles
+from normlab.catalogue.statistics.registry import STATISTICS, layers_of, values_of
+from normlab.catalogue.statistics.statistic import LARGEST, ONE
 from normlab.store.added import AddedRecord
 from normlab.store.format import COMPLETED_STATES
 from normlab.store.outcome import final_losses
@@ -24,17 +25,6 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.throughput import Compute
 
-LAYERED = (
-    "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
-    "adj_cos", "dresid_rms",
-    "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
-)  # fmt: skip
-"""Statistics that are sent for each layer."""
-OF_MODEL = tuple(name for name, entry in STATISTICS.items() if entry.of in ("head", "model"))
-SINGLE = ("resid_growth", "dresid_growth", "grad_share", *OF_MODEL)
-"""Statistics with one number per step, or per step and site."""
-LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
-"""Statistics that are sent as the maximum over layers and over the sites whose names have this ending."""
 MOST_LAYERS = 32
 """Maximum number of layers that are sent of a statistic; a deeper model sends evenly spaced layers."""
 LONGEST_TAG, LONGEST_NAME = 64, 128
@@ -113,21 +103,23 @@ def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
 def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
     """Return the values of each statistic that was measured by key, shape (S,)."""
     columns: dict[str, np.ndarray[Any, Any]] = {}
-    for name in (*LAYERED, *SINGLE, *LARGEST):
+    for name, statistic in STATISTICS.items():
+        if not statistic.sent:
+            continue
         try:
             by_site = values_of(profiles, name)
         except StatisticsError:  # it was not measured
             continue
-        key = f"{STATISTICS[name].of}/{name}"
-        if name in LARGEST:
-            largest = [values for site, values in by_site.items() if site.endswith(LARGEST[name])]
+        key = f"{statistic.of}/{name}"
+        if statistic.sent == LARGEST:
+            largest = [values for site, values in by_site.items() if site.endswith(statistic.sent_sites)]
             if largest:
                 stacked = np.stack(largest)
                 columns[key] = np.nanmax(stacked, axis=0 if stacked.ndim == 2 else (0, 2))
             continue
         for site, values in by_site.items():
             key_of_site = f"{key}/{printable(site)}" if site else key
-            if name in SINGLE:
+            if statistic.sent == ONE:
                 columns[key_of_site] = values if values.ndim == 1 else values[:, -1]
             else:
                 layers = np.flatnonzero(layers_of(profiles, name)[site])

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from normlab.errors import counted
-from normlab.parsing import from_json, read_at_most
+from normlab.base.errors import counted
+from normlab.base.parsing import from_json, read_at_most
 from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from normlab.errors import NormlabError
+from normlab.base.errors import NormlabError
 from normlab.store.format import FAILED, KILLED
 from normlab.tracking.payloads import Payload, config_of
 from normlab.tracking.uploads import WANDB, Upload, current_name, may_have_login

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.schema import RunConfig, canonical_hash
-from normlab.errors import ConfigError, StoreError
 from normlab.store.plans import Plan, PlannedRun, run_of
 from normlab.store.runs import RunFolder
 from normlab.training.training_run import plugins_of, run_id_of, versions

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from normlab.errors import StoreError
-from normlab.parsing import from_json, open_to_read, read_at_most
+from normlab.base.errors import StoreError
+from normlab.base.parsing import from_json, open_to_read, read_at_most
 from normlab.store.files import io_error, sync
 from normlab.store.format import decode, to_json, with_checksum
 from normlab.store.hidden import delete_folder, finish_deletions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner
-from normlab.ranks import Ranks, local_statistics
+from normlab.system.ranks import Ranks, local_statistics
 from normlab.training.average import WeightAverage
 
 

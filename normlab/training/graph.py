@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normlab.errors import one_line
+from normlab.base.errors import one_line
 from normlab.training.step import StepOutput
 
 WARM_UP = 2

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.base.errors import DISK_REFUSED, OUT_OF_MEMORY, DiskError, NormlabError, OutOfMemoryError
+from normlab.base.options import plain_tree
 from normlab.config.schema import RunConfig
-from normlab.errors import DISK_REFUSED, OUT_OF_MEMORY, DiskError, NormlabError, OutOfMemoryError
-from normlab.options import plain_tree
-from normlab.processes import collected_signals, kill_sessions, start_module
+from normlab.system.processes import collected_signals, kill_sessions, start_module
 from normlab.training.machine import LOST, RESUMES
 
 GRACE_S = 20

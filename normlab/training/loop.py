@@ -19,28 +19,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normlab.base.errors import notify
+from normlab.catalogue.placements.base import projects
+from normlab.catalogue.statistics.profiles import Profiles
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
-from normlab.errors import notify
 from normlab.model.groups import groups_of, parameter_rows
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.model.stack import empty_on_host, storages
-from normlab.placements.base import projects
-from normlab.process_memory import PeakMemory
-from normlab.ranks import Ranks
-from normlab.stats.measure.core import Measurement
-from normlab.stats.measure.schedule import StatisticsSchedule
-from normlab.stats.profiles import Profiles
-from normlab.stats.statistic import CORE
 from normlab.store.format import DIVERGED, RUNNING
 from normlab.store.status import Status
+from normlab.system.process_memory import PeakMemory
+from normlab.system.ranks import Ranks
 from normlab.training import checkpoint
 from normlab.training.average import WeightAverage
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import RuntimeSettings
+from normlab.training.measure.core import Measurement
+from normlab.training.measure.schedule import StatisticsSchedule
 from normlab.training.optim import HyperparameterTable, Optimizer, families, kept_step
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import torch
 
-from normlab.cgroup import allowed_cores
+from normlab.base.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
+from normlab.catalogue.corpora import FilesData
 from normlab.config import memory, rules
-from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
 from normlab.data.files import find_sources
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
 from normlab.model.attention import attention_backend
 from normlab.model.groups import check_parameters
-from normlab.openmp import wait_policy
-from normlab.process_memory import keep_freed_memory
-from normlab.ranks import Ranks
+from normlab.system.cgroup import allowed_cores
+from normlab.system.openmp import wait_policy
+from normlab.system.process_memory import keep_freed_memory
+from normlab.system.ranks import Ranks
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""

@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, OptimConfig
-from normlab.data.batches import send
-from normlab.model.stack import Stack, zeros_like
-from normlab.training.updates import (
+from normlab.catalogue.optimizers.options import GROUPS, UNSCALED, GroupFactors, OptimConfig
+from normlab.catalogue.optimizers.updates import (
     COEFFICIENTS,
     ROWS,
     UPDATES,
@@ -30,6 +28,8 @@ from normlab.training.updates import (
     flat,
     unflatten,
 )
+from normlab.data.batches import send
+from normlab.model.stack import Stack, zeros_like
 
 Tensors = dict[str, Tensor]
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from normlab.openmp import limit_spinning
+from normlab.system.openmp import limit_spinning
 
 TIMEOUT = timedelta(hours=1)
 """Longest wait of a rank for the others: rank 0 may write a large checkpoint to a slow disk."""
@@ -27,7 +27,7 @@ ORPHAN_S = 10
 
 
 def main(content: Mapping[str, Any]) -> int:
-    from normlab.errors import (
+    from normlab.base.errors import (
         DISK_REFUSED,
         OUT_OF_MEMORY,
         DiskError,

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
+from normlab.base.errors import StoreError, notify, warn
+from normlab.base.options import flatten_options
 from normlab.config.schema import TrackingConfig, canonical_hash
 from normlab.data.corpus import Corpus
-from normlab.errors import StoreError, notify, warn
-from normlab.options import flatten_options
 from normlab.store.files import make_folder, write_atomic
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUN_FILE, STATUS_FILE, TOKENIZER_FILE, to_json
 from normlab.store.reading import damaged

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from normlab.errors import notify
-from normlab.processes import STOP_SIGNALS, handled_stop_signals
+from normlab.base.errors import notify
+from normlab.system.processes import STOP_SIGNALS, handled_stop_signals
 
 
 class StopRequest:

@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 
+from normlab.analysis.spikes import count_spikes
+from normlab.base.errors import ConfigError, NormlabError, StoreError, warn
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, NormlabError, StoreError, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.model.init import notify_of_depth
-from normlab.ranks import Ranks, local_statistics
-from normlab.stats.spikes import count_spikes
 from normlab.store.format import (
     COMPLETED_STATES,
     DIVERGED,
@@ -33,6 +32,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import evaluations, series
 from normlab.store.status import SpikeCount, Status
+from normlab.system.ranks import Ranks, local_statistics
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.training.changed_plugins import reason_of_other_id

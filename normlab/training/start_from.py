@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
+from normlab.base.errors import ConfigError, StoreError
+from normlab.base.parsing import is_whole_number
 from normlab.config.schema import FOLDER_OF_WEIGHTS, RunConfig
 from normlab.data.tokenizers import Tokenizer
-from normlab.errors import ConfigError, StoreError
-from normlab.parsing import is_whole_number
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
 from normlab.store.query import find_runs, is_run, resolve_run

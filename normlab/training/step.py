@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from normlab.base.plugins import COUNTER
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
-from normlab.plugins import COUNTER
-from normlab.ranks import Ranks, sum_in_backward
-from normlab.stats.measure.core import CoreStatistics, Measurement
+from normlab.system.ranks import Ranks, sum_in_backward
 from normlab.training.average import WeightAverage
+from normlab.training.measure.core import CoreStatistics, Measurement
 from normlab.training.optim import Hyperparameters, Optimizer
 
 INITIAL_SCALE = 2.0**16

@@ -24,14 +24,15 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from normlab.base.errors import StoreError
+from normlab.base.plugins import plugin_file, version_of
+from normlab.base.version import __version__
+from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS
+from normlab.catalogue.statistics.profiles import Profiles
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
-from normlab.errors import StoreError
 from normlab.model.flops import flops_per_token
-from normlab.placements.init_rules import INIT_RULE_VERSIONS
-from normlab.plugins import plugin_file, version_of
-from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED, to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
@@ -40,7 +41,6 @@ from normlab.training import checkpoint
 from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
-from normlab.version import __version__
 
 PLUGINS = "plugins"
 """The folder of the copies of plugins in a run's folder."""

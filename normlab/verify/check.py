@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normlab.errors import counted
+from normlab.base.errors import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normlab.base.errors import ConfigError, counted
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError, counted
 from normlab.model.attention import Attention, sdpa
 from normlab.model.runner import SingleRun
 from normlab.model.small import SmallModel, build_small, hashed_numbers, shrink, tokens

@@ -6,7 +6,7 @@ default.
 
 from collections.abc import Iterator
 
-from normlab.norms.base import NORMS
+from normlab.catalogue.norms.base import NORMS
 from normlab.verify.check import Check, check_no_problems
 from normlab.verify.variants import option_fields
 

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from normlab.config.corpora import StdlibData
+from normlab.catalogue.corpora import StdlibData
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.optimizers.options import AdamW
+from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.config.model import ModelConfig
-from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig, TrainConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed, initialise
+from normlab.model.instrument import Selection
 from normlab.model.runner import SingleRun
-from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS
-from normlab.stats.instrument import Selection
 from normlab.verify.check import Check
 
 SEEDS = 6

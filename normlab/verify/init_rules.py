@@ -1,7 +1,6 @@
 """Check init rules against closed forms, in models of two depths and widths.
 
-The tables here repeat what `normlab.placements.init_rules` and the placements declare, so that a mistake in one of them
-fails a check.
+The tables here repeat what the init rules and the placements declare, so that a mistake in one of them fails a check.
 
 Shapes: L blocks, l the number of a block from 1, D width, I a matrix's inputs, O its outputs.
 """
@@ -13,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.placements.base import PLACEMENTS, Placement
+from normlab.catalogue.placements.init_rules import standard_deviations
 from normlab.model.init import build_model, derive_seed
 from normlab.model.small import VOCAB, small_config
-from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS, Placement
-from normlab.placements.init_rules import standard_deviations
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 
 XAVIER = "(2 / (I + O)) ** 0.5"

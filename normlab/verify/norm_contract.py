@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from normlab.base.options import plain_tree
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.model.small import TIME, hashed_numbers, small_config
-from normlab.norms.base import NormConfig
-from normlab.options import plain_tree
-from normlab.placements.base import PLACEMENTS
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
 from normlab.verify.signed_error import signed_error_check

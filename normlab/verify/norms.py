@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from normlab.base.plugins import COUNTER
+from normlab.catalogue.norms.affine import Affine, working_dtype
+from normlab.catalogue.norms.base import NormConfig
 from normlab.config.schema import RunConfig
 from normlab.model.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
-from normlab.norms.affine import Affine, working_dtype
-from normlab.norms.base import NormConfig
-from normlab.plugins import COUNTER
 from normlab.verify.check import Check, LargestError, check_no_problems
 from normlab.verify.variants import is_valid, label_of, variants
 

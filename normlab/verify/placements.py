@@ -12,7 +12,13 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
+from normlab.catalogue.norms.base import NORMS, NormConfig
+from normlab.catalogue.placements.algebra import AlgebraPlacement
+from normlab.catalogue.placements.base import Placement, projects
+from normlab.catalogue.placements.table import ROWS
+from normlab.catalogue.placements.wiring import Branch
 from normlab.model.small import (
     VOCAB,
     SmallModel,
@@ -24,12 +30,6 @@ from normlab.model.small import (
     small_config,
     tokens,
 )
-from normlab.norms.base import NORMS, NormConfig
-from normlab.options import plain_tree
-from normlab.placements.algebra import AlgebraPlacement
-from normlab.placements.base import Placement, projects
-from normlab.placements.table import ROWS
-from normlab.placements.wiring import Branch
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 from normlab.verify.norm_contract import compare_initial
 from normlab.verify.norms import with_gradients

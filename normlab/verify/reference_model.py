@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from normlab.base.errors import counted, unknown
+from normlab.base.options import plain_tree
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.placements.base import SWITCHES
+from normlab.catalogue.placements.wiring import UPDATES
 from normlab.config.schema import RunConfig
-from normlab.errors import counted, unknown
 from normlab.model.gpt import GPT, Block
-from normlab.norms.base import NormConfig
-from normlab.options import plain_tree
-from normlab.placements.base import SWITCHES
-from normlab.placements.wiring import UPDATES
 
 Map = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -4,12 +4,12 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 
+from normlab.base.errors import NormlabError, warn
+from normlab.base.options import plain_tree
 from normlab.data.tokenizers import pretrained_tokenizer
-from normlab.errors import NormlabError, warn
 from normlab.hf.folder import ModelFolder
-from normlab.loaded_run import LoadedRun
+from normlab.loaded.run import LoadedRun
 from normlab.model.fingerprint import fingerprint
-from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
 from normlab.training.changed_plugins import changed_plugins
 from normlab.verify.check import Check, check_equal

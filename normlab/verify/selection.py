@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from normlab.base.errors import ConfigError, counted
+from normlab.base.plugins import plugin_file, registered_by_plugins
+from normlab.catalogue.norms.base import NORMS, REFERENCE_KINDS, NormConfig
+from normlab.catalogue.placements.base import PLACEMENTS, SWITCHES, Placement
+from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError, counted
 from normlab.model.fingerprint import fingerprint
 from normlab.model.gpt import GPT
 from normlab.model.groups import groups_of
+from normlab.model.instrument import instrument
 from normlab.model.redundancy import redundancy_text, without_redundant_norms
 from normlab.model.small import SmallModel, build_small, shrink, small_config
-from normlab.norms.base import NORMS, REFERENCE_KINDS, NormConfig
-from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
-from normlab.placements.init_rules import INIT_RULES
-from normlab.plugins import plugin_file, registered_by_plugins
-from normlab.stats.instrument import instrument
 from normlab.training.machine import resolve
 from normlab.verify import placements
 from normlab.verify.check import Check

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normlab.norms.base import NormConfig
+from normlab.catalogue.norms.base import NormConfig
 from normlab.verify.check import Check, check_no_problems
 from normlab.verify.norms import module_of
 from normlab.verify.variants import is_valid

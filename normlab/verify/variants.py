@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from normlab.errors import ConfigError
-from normlab.norms.base import NormConfig
-from normlab.options import check
+from normlab.base.errors import ConfigError
+from normlab.base.options import check
+from normlab.catalogue.norms.base import NormConfig
 
 LARGE_EPS = 0.3
 """An eps large enough that its position in a formula changes the result."""

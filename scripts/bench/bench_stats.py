@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from turns import table
 
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.stats.measure.core import CoreStatistics
-from normlab.stats.statistic import CORE
 from normlab.training.machine import apply, resolve
+from normlab.training.measure.core import CoreStatistics
 from normlab.training.optim import Optimizer, hyperparameters_at
 from normlab.training.step import Step
 

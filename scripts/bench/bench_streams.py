@@ -27,10 +27,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 from turns import Side, table, take_turns
 
+from normlab.catalogue.placements.base import load_all
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.placements.base import load_all
 from normlab.training.machine import resolve
 
 STREAMS = ("hyper_connections", "identity_hc", "mhc", "attn_res")

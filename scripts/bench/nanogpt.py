@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config.optim import AdamW
+from normlab.catalogue.optimizers.options import AdamW
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus
 

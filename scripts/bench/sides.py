@@ -28,15 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from turns import Pause, Side
 
+from normlab.catalogue.optimizers.options import AdamW
 from normlab.config.compose import compose_run
-from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
 from normlab.data.baselines import count_tokens
 from normlab.data.corpus import FILES, Corpus, open_corpus
 from normlab.data.tokenizers import BytesTokenizer
 from normlab.model.flops import flops_per_token
 from normlab.model.init import build_model
-from normlab.openmp import SPIN_COUNT
+from normlab.system.openmp import SPIN_COUNT
 from normlab.tracking.console import Console, Row
 from normlab.training import start as run_module
 from normlab.training.machine import resolve
@@ -64,7 +64,7 @@ MODELS_ON_GPU = {
 VOCABULARIES = {"gpt2_124m": 50_257}
 """Models with random tokens of another vocabulary than bytes."""
 AS_NORMLAB = {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
-"""The environment that the command `normlab` gives its processes (`normlab/openmp.py`)."""
+"""The environment that the command `normlab` gives its processes (`normlab/system/openmp.py`)."""
 
 
 class RandomTokens(BytesTokenizer):

@@ -21,11 +21,11 @@ import numpy as np
 import synthetic_statistics
 from numpy.typing import NDArray
 
-from normlab.config.optim import ParameterGroups
-from normlab.options import plain_tree
-from normlab.stats.profiles import Array
-from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import CORE
+from normlab.analysis.spikes import count_spikes
+from normlab.base.options import plain_tree
+from normlab.catalogue.optimizers.options import ParameterGroups
+from normlab.catalogue.statistics.profiles import Array
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
 from normlab.store.outcome import STUCK, References, outcome
 from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.stats.profiles import Array, Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Array, Column, Layout, Profiles
 
 VOCABULARY = 257
 PARAMETERS = {

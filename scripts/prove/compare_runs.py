@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from normlab.stats.statistic import TIERS
+from normlab.catalogue.statistics.statistic import TIERS
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 

@@ -37,7 +37,7 @@ from compare_runs import checkpoints, differences
 from safetensors.torch import save
 
 from normlab import cli
-from normlab.errors import NormlabError
+from normlab.base.errors import NormlabError
 from normlab.training import checkpoint
 
 STEPS, CHECKPOINT_EVERY = 120, 9

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from normlab import cli
-from normlab.errors import StoreError
-from normlab.loaded_run import load
+from normlab.base.errors import StoreError
+from normlab.loaded.run import load
 from normlab.store.query import find_runs
 
 COMMON = (

@@ -31,11 +31,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from compare_runs import differing_state, rows, timeless
 
+from normlab.base.errors import ConfigError, NormlabError
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.optimizers.options import OPTIMIZERS
+from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.config.compose import compose_run, register
-from normlab.config.optim import OPTIMIZERS
-from normlab.errors import ConfigError, NormlabError
-from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS
 from normlab.training.start import train
 
 CORPUS = Path(__file__).parents[2] / "tests" / "corpus.txt"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.config.corpora import FilesData
+from normlab.catalogue.corpora import FilesData
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.config.corpora import FilesData
+from normlab.catalogue.corpora import FilesData
 from normlab.data import baselines as module
 from normlab.data.baselines import baselines, count_tokens
 from normlab.data.batches import validation_windows

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from normlab.base.errors import DataError
 from normlab.data.batches import Batches, validation_windows
-from normlab.errors import DataError
 
 MASK = (1 << 64) - 1
 

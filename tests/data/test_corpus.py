@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.config.corpora import FilesData, ReferenceData, StdlibData
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import FilesData, ReferenceData, StdlibData
 from normlab.data import corpus as module
 from normlab.data.corpus import Corpus, open_corpus, replace_folder
 from normlab.data.documents import held_out_documents
 from normlab.data.files import find_sources
-from normlab.errors import DataError
 
 Files = Callable[..., FilesData]
 
@@ -347,7 +347,7 @@ def test_opening_a_cached_corpus_writes_no_file(files: Files, cache: Path) -> No
 OPEN = """
 import os, signal, sys, time
 from pathlib import Path
-from normlab.config.corpora import FilesData
+from normlab.catalogue.corpora import FilesData
 from normlab.data import corpus, tokenizers
 
 def kill(*args):

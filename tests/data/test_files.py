@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.config.corpora import DataConfig, FilesData, StdlibData
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import DataConfig, FilesData, StdlibData
 from normlab.data.documents import Spool
 from normlab.data.files import FilesText, find_sources, source_sha256
-from normlab.errors import DataError
 
 Files = Callable[..., FilesData]
 

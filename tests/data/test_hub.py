@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from normlab.config.compose import compose_run
-from normlab.config.corpora import (
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import (
     DATA,
     TOKENIZERS,
     FilesData,
@@ -29,11 +29,11 @@ from normlab.config.corpora import (
     WikiText103,
     files_overrides,
 )
+from normlab.config.compose import compose_run
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
 from normlab.data.documents import Row, TextCounts
 from normlab.data.tokenizers import train_bpe
-from normlab.errors import DataError
 from support.hub_server import COMMIT, Hub, Repositories
 
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
@@ -70,9 +70,9 @@ DATASETS: Repositories = {
 OPEN = """
 import json, sys, time
 {before}
-from normlab.config.corpora import HubData
+from normlab.catalogue.corpora import HubData
 from normlab.data.corpus import open_corpus
-from normlab.errors import DataError
+from normlab.base.errors import DataError
 for options in json.loads(sys.argv[1]):
     try:
         corpus = open_corpus(HubData(**options))

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from normlab.base.errors import DataError
 from normlab.data.reference import MODULE, ReferenceText
-from normlab.errors import DataError
 
 
 def use_topics(monkeypatch: pytest.MonkeyPatch, topics: dict[str, str]) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from normlab.config.corpora import MAX_VOCAB_SIZE, FilesData
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import MAX_VOCAB_SIZE, FilesData
 from normlab.data import tokenizer_limits
 from normlab.data import tokenizers as module
 from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import SubwordTokenizer, pieces, pretrained_tokenizer, train_bpe
-from normlab.errors import DataError
 
 CODE = Path(__file__).read_text() * 3
 ANYTHING = "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=20000))

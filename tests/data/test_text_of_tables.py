@@ -13,11 +13,11 @@ from typing import TextIO
 
 import pytest
 
-from normlab.config.corpora import HubData
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import HubData
 from normlab.data.corpus import open_corpus
 from normlab.data.hub import HubText
 from normlab.data.tables import csv_rows, json_rows
-from normlab.errors import DataError
 
 WORDS = [
     "null",

@@ -4,10 +4,10 @@ import random
 import numpy as np
 import pytest
 
-from normlab.config.corpora import TOKENIZERS
+from normlab.base.errors import DataError
+from normlab.catalogue.corpora import TOKENIZERS
 from normlab.data import tokenizers
 from normlab.data.tokenizers import BytesTokenizer, token_dtype
-from normlab.errors import DataError
 
 SAMPLES = [
     "",

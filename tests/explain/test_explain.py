@@ -11,13 +11,13 @@ import pytest
 import torch
 from playwright.sync_api import Browser
 
-from normlab import catalogue
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
+from normlab.base.plugins import plugin_file
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.explain import page
 from normlab.explain.diagram import Diagram, Node
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
-from normlab.plugins import plugin_file
 from support.browser import PHONE, WIDE, opened
 
 Command = Callable[..., tuple[int, str, str]]

@@ -45,18 +45,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import normlab
+from normlab.catalogue.statistics.statistic import EXTENDED, PROBE
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.stats.measure.extended import ExtendedPass
-from normlab.stats.measure.probe import Probe, adam_preconditioner
-from normlab.stats.statistic import EXTENDED, PROBE
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph
 from normlab.training.checkpoint import Checkpoint
 from normlab.training.graph import Replay
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
+from normlab.training.measure.extended import ExtendedPass
+from normlab.training.measure.probe import Probe, adam_preconditioner
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 from support.peak_bytes import PeakBytes

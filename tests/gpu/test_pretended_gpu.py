@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.optimizers.options import OPTIMIZERS
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import PROBE
 from normlab.config import memory
 from normlab.config.compose import compose_run
-from normlab.config.optim import OPTIMIZERS
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import PROBE
 from support.small_run import small_run
 from support.small_steps import norm_in
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.stats.measure.extended import ExtendedPass
 from normlab.training.evaluate import Validation
 from normlab.training.loop import Loop
+from normlab.training.measure.extended import ExtendedPass
 from normlab.training.start import train
 
 STEP_S, EXTENDED_S, EVALUATION_S = 1.0, 10.0, 100.0

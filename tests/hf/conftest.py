@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.export import write_folder
 from normlab.hf.classes import class_of
+from normlab.loaded.export import write_folder
 from support.transformers_folders import CHARS
 from support.transformers_models import config_of, randomised
 

@@ -15,12 +15,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from normlab.base.errors import NormlabError
 from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
-from normlab.errors import NormlabError
-from normlab.export import write_folder
 from normlab.hf import folder as folder_module
 from normlab.hf.classes import CLASSES, NOT_READ, class_of
 from normlab.hf.folder import ModelFolder, weights_sha256
+from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
 from support.run_folders import Command

@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normlab.catalogue.placements.base import load_all
 from normlab.config.model import ModelConfig
 from normlab.model.gpt import GPT
-from normlab.placements.base import load_all
 from support.architectures import ARCHITECTURES
 from support.architectures.architecture import DEPTH, ROTATION, STEPS, TERMS, Architecture, Combined, Tensors, joined
 from support.tolerance import assert_equal, float32_as_float64

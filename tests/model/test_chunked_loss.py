@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.model import chunked_loss
 from normlab.model.attention import attend, sdpa
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
+from normlab.model.instrument import select
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns, attention_by
-from normlab.stats.instrument import select
-from normlab.stats.statistic import CORE
 from support.small_steps import config_of
 
 VOCAB, BATCH, TIME = 199, 3, 16

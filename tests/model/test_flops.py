@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms import base as norms
+from normlab.catalogue.placements import base as placements
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.attention import attend
 from normlab.model.flops import flops_per_token
 from normlab.model.gpt import GPT
 from normlab.model.runner import attention_by
 from normlab.model.small import small_config
-from normlab.norms import base as norms
-from normlab.placements import base as placements
 
 SHAPES = {
     "gpt2_124m": ("model=gpt2_124m", 50257),

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.catalogue.norms.base import NormConfig
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, role_of
-from normlab.norms.base import NormConfig
 
 VOCAB = 50
 SMALL = ("model=gpt2_nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=8")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.model import chunked_loss, gpt
 from normlab.model.init import build_model
+from normlab.model.instrument import select
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
-from normlab.stats.instrument import select
-from normlab.stats.statistic import CORE
 from support.small_steps import config_of
 
 VOCAB = 199

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from normlab.catalogue.placements.base import load_all
 from normlab.config.compose import compose_run
 from normlab.model.redundancy import without_redundant_norms
 from normlab.model.small import build_small, shrink, tokens
-from normlab.placements.base import load_all
 
 ALL_NORMED = ("model.qk_norm=head", "model.v_norm=true")
 

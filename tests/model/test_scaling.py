@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.groups import check_parameters, groups_of, parameter_rows
 from normlab.model.init import build_model
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from normlab.catalogue.norms.base import NORMS
 from normlab.config.compose import compose_run
-from normlab.norms.base import NORMS
 from support.small_run import without_replaced
 
 Command = Callable[..., tuple[int, str, str]]

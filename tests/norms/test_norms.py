@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import ConfigError
-from normlab.norms import base
-from normlab.norms.base import NormConfig, load_all, register_norm
-from normlab.norms.batchnorm import BatchNormConfig
-from normlab.norms.layernorm import LayerNormConfig
-from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.options import check
+from normlab.base.errors import ConfigError
+from normlab.base.options import check
+from normlab.catalogue.norms import base
+from normlab.catalogue.norms.base import NormConfig, load_all, register_norm
+from normlab.catalogue.norms.batchnorm import BatchNormConfig
+from normlab.catalogue.norms.layernorm import LayerNormConfig
+from normlab.catalogue.norms.rmsnorm import RMSNormConfig
 from normlab.verify.variants import label_of, variants
 
 DEFAULTS = [kind() for kind in load_all().values()]  # pyright: ignore[reportCallIssue]

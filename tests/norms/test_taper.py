@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import NORMS, load_all
+from normlab.catalogue.norms.taper import Taper
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
 from normlab.model.init import build_model
-from normlab.norms.base import NORMS, load_all
-from normlab.norms.taper import Taper
 from normlab.verify.signed_error import signed_error_check
 from support.small_steps import config_of
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.base.paths import config_dir
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.norms.batchnorm import BatchNorm
+from normlab.catalogue.norms.layernorm import LayerNorm
+from normlab.catalogue.norms.rmsnorm import RMSNorm, RMSNormConfig
 from normlab.config.compose import compose_run
-from normlab.norms.base import NormConfig
-from normlab.norms.batchnorm import BatchNorm
-from normlab.norms.layernorm import LayerNorm
-from normlab.norms.rmsnorm import RMSNorm, RMSNormConfig
-from normlab.paths import config_dir
 from support.tolerance import assert_equal
 
 WIDTH = 12

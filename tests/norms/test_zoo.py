@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from normlab.catalogue.norms.base import NormConfig, load_all
+from normlab.catalogue.norms.batchnorm_by_position import BatchNormPastConfig
+from normlab.catalogue.norms.bhyt import BHyTConfig
+from normlab.catalogue.norms.gatednorm import GatedNormConfig
+from normlab.catalogue.norms.l2norm import L2NormConfig
+from normlab.catalogue.norms.minmax import MinMaxConfig
+from normlab.catalogue.norms.pointwise import FUNCTIONS
+from normlab.catalogue.norms.rmsnorm import RMSNormConfig
+from normlab.catalogue.norms.seednorm import SeeDNormConfig
+from normlab.catalogue.norms.zscore import ZScoreConfig
 from normlab.config.compose import compose_run
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
-from normlab.norms.base import NormConfig, load_all
-from normlab.norms.batchnorm_by_position import BatchNormPastConfig
-from normlab.norms.bhyt import BHyTConfig
-from normlab.norms.gatednorm import GatedNormConfig
-from normlab.norms.l2norm import L2NormConfig
-from normlab.norms.minmax import MinMaxConfig
-from normlab.norms.pointwise import FUNCTIONS
-from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.norms.seednorm import SeeDNormConfig
-from normlab.norms.zscore import ZScoreConfig
 
 WIDTH = 12
 Array = NDArray[np.complex128]
@@ -118,7 +118,7 @@ def test_norm_equals_its_formula(formula: Callable[..., Array], options: NormCon
 
 
 def test_every_norm_without_an_independent_oracle_has_a_formula() -> None:
-    shipped = [kind for kind in load_all().values() if kind.__module__.startswith("normlab.norms.")]
+    shipped = [kind for kind in load_all().values() if kind.__module__.startswith("normlab.catalogue.norms.")]
     alone = {kind().name for kind in shipped if kind.reference_kind == "self"}  # pyright: ignore[reportCallIssue]
     assert {options.name for _, options in CASES} == alone
 

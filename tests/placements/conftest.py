@@ -1,6 +1,6 @@
 import pytest
 
-from normlab.placements import algebra, base
+from normlab.catalogue.placements import algebra, base
 from support.reference_blocks import composed
 
 

@@ -7,13 +7,10 @@ import pytest
 import torch
 from torch.func import functional_call, vmap
 
-from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
-from normlab.model.groups import groups_of
-from normlab.model.init import build_model
-from normlab.norms.base import load_all as load_norms
-from normlab.norms.layernorm import LayerNormConfig
-from normlab.placements.algebra import (
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.norms.layernorm import LayerNormConfig
+from normlab.catalogue.placements.algebra import (
     AlgebraPlacement,
     DepthScaledPlacement,
     EarlyBlocks,
@@ -22,8 +19,11 @@ from normlab.placements.algebra import (
     SubLayer,
     register_row,
 )
-from normlab.placements.table import ROWS, quarter
-from normlab.placements.wiring import Branch, Residual
+from normlab.catalogue.placements.table import ROWS, quarter
+from normlab.catalogue.placements.wiring import Branch, Residual
+from normlab.config.compose import compose_run
+from normlab.model.groups import groups_of
+from normlab.model.init import build_model
 from support.reference_blocks import (
     DEPTH,
     VOCAB,

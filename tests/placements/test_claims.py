@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from normlab import catalogue
+from normlab.catalogue import entries as catalogue
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.placements.base import PLACEMENTS, load_all
+from normlab.catalogue.placements.one_stream import NormPreservingWiring
+from normlab.catalogue.placements.wiring import Branch
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS, load_all
-from normlab.placements.one_stream import NormPreservingWiring
-from normlab.placements.wiring import Branch
 from support.reference_blocks import DEPTH, VOCAB, WIDTH, composed, config_of
 
 load_all()

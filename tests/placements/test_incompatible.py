@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
+from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.errors import ConfigError
 from normlab.model.init import build_model
-from normlab.options import plain_tree
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.init_rules import INIT_RULES
 from normlab.verify import init_laws
 
 Command = Callable[..., tuple[int, str, str]]

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normlab.catalogue.placements.algebra import FirstBlockPlacement
+from normlab.catalogue.placements.base import Placement, load_all
+from normlab.catalogue.placements.ngpt import NGPT
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.placements.algebra import FirstBlockPlacement
-from normlab.placements.base import Placement, load_all
-from normlab.placements.ngpt import NGPT
 from support.reference_blocks import CONTEXT, VOCAB, WIDTH, composed
 
 Weights = dict[str, Tensor]

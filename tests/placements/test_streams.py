@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
+from normlab.catalogue.norms.rmsnorm import RMSNormConfig
+from normlab.catalogue.placements.attn_res import AttnRes
+from normlab.catalogue.placements.hyper import HyperConnections, ManifoldHC
 from normlab.model.gpt import GPT, Block
 from normlab.model.small import build_small, small_config, tokens
-from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.placements.attn_res import AttnRes
-from normlab.placements.hyper import HyperConnections, ManifoldHC
 
 NORM, EPS = RMSNormConfig(), 1e-6
 TheirModel = Callable[[Tensor], Tensor]

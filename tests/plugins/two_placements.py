@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from normlab.options import option
-from normlab.placements.algebra import Row, SubLayer, register_row
-from normlab.placements.base import Placement, register_placement
+from normlab.base.options import option
+from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
+from normlab.catalogue.placements.base import Placement, register_placement
 
 register_row(
     Row(

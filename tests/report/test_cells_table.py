@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError, StoreError
+from normlab.base.errors import ConfigError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder

@@ -8,7 +8,7 @@ from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.factors import Factor
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.report.channels import COLORS, choose_channels, level_colors
 from normlab.report.figure_data import KINDS, make_figure
 

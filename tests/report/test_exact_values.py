@@ -8,7 +8,7 @@ from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.factors import find_run
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.report.cells_table import json_rows, table_rows
 
 SEEDS, RATES = (2**53, 2**53 + 1), (1e-3, 1.0001e-3, math.nextafter(1e-3, 1))

@@ -12,13 +12,13 @@ import pytest
 from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError, NormlabError
+from normlab.base.errors import ConfigError, NormlabError
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_axes import TICKS, number_ticks, short_number
 from normlab.report.figure_data import KINDS, Line, Panel, curve_figure, make_figure
 from normlab.report.figure_draw import draw, write_figure
 from normlab.report.figure_points import Point
-from normlab.stats.statistic import CORE
 from normlab.store.runs import RunFolder
 
 SMALL = {"context": 32, "width": 32, "steps": 220, "batch_size": 4}

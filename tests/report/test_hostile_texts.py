@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from synthetic_runs import Record
 
+from normlab.base.errors import notify, printable, warn
 from normlab.cli.app import echo, show_progress
-from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.format import with_checksum

@@ -13,12 +13,12 @@ import pytest
 from synthetic_runs import Record, write_sweep
 
 import normlab
+from normlab.catalogue.statistics.profiles import Column as NumberOf
+from normlab.catalogue.statistics.profiles import Layout, Profiles
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import CORE, EXTENDED
 from normlab.config.compose import compose_run
 from normlab.report.inspect import MAX_LAYERS, inspect, notes, sparkline, table_rows
-from normlab.stats.profiles import Column as NumberOf
-from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.training.start import train
 

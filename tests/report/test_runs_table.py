@@ -4,7 +4,7 @@ import os
 import pytest
 from synthetic_runs import Record
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.report.runs_table import summarize
 
 

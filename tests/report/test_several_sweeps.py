@@ -11,8 +11,8 @@ import normlab
 from normlab.analysis.comparability import differences
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.table import summarize_by
+from normlab.base.errors import ConfigError
 from normlab.config.arms import NO_DESIGN, SweepDesign, design_of
-from normlab.errors import ConfigError
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from normlab.errors import NormlabError
+from normlab.base.errors import NormlabError
 from normlab.report.runs_table import summarize
 from normlab.report.tables import render
 

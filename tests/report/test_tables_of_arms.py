@@ -12,7 +12,7 @@ from normlab.analysis.cells import table_warnings
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import distinguishing_options, factors_of
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.query import select_runs
 from normlab.sweeps.files import write_plan

@@ -1,7 +1,7 @@
 import pytest
 
 from normlab.analysis.settings import select_where
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from support.made_runs import record_of
 
 CONFIGS = [

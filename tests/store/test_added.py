@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from normlab.catalogue.statistics.statistic import TIERS
 from normlab.config.compose import compose_run
-from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord, AddedRows
 from normlab.store.runs import RunFolder
 from normlab.training.start import train

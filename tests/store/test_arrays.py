@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.registry import STATISTICS
+from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.store.arrays import StatisticsFiles
 
 COLUMNS = (

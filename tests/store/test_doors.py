@@ -14,7 +14,7 @@ OWN_METHODS = {"self.open", "ModelFolder.open"}
 
 DOORS = {
     # Files of records, of models, of tokenizers and of configs, which may be a stranger's.
-    "parsing.py": "a regular file of at most some bytes",
+    "base/parsing.py": "a regular file of at most some bytes",
     "store/files.py": "appends to and replaces files of a record",
     "store/hidden.py": "new files under hidden names",
     "store/lock.py": "locks",
@@ -28,11 +28,11 @@ DOORS = {
     "data/corpus.py": "normlab's own cache of tokens",
     "data/baselines.py": "normlab's own cache of counts",
     # Files of the system, of the installation and of the user's own code.
-    "catalogue.py": "a file of the installation, and a page of the repository",
+    "catalogue/entries.py": "a file of the installation",
     "cli/app.py": "closed standard streams",
-    "cgroup.py": "limits of the system",
-    "processes.py": "processes of the system",
-    "process_memory.py": "memory of the system",
+    "system/cgroup.py": "limits of the system",
+    "system/processes.py": "processes of the system",
+    "system/process_memory.py": "memory of the system",
     "explain/page.py": "templates of the installation",
     "report/compare/write.py": "templates of the installation",
     "report/pages/shell.py": "templates of the installation",

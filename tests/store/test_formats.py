@@ -11,7 +11,7 @@ import pytest
 import torch
 from synthetic_runs import Record, write_sweep
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import CHECKS_FILE, RECORD_VERSION, with_checksum, without_checksum
 from normlab.store.plans import read_plan
 from normlab.store.reading import read_record

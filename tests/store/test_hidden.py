@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.errors import DiskError, StoreError
+from normlab.base.errors import DiskError, StoreError
 from normlab.store.hidden import delete_folder, finish_deletions, new_file, new_folder
 
 Make = Callable[[Path], AbstractContextManager[Path]]

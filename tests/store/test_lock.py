@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.lock import file_lock, is_locked
 
 HOLD = """

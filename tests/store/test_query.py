@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from synthetic_runs import Record, write_sweep
 
-from normlab.errors import StoreError
-from normlab.parsing import read_at_most
+from normlab.base.errors import StoreError
+from normlab.base.parsing import read_at_most
 from normlab.store.plans import Plan, sweep_folder
 from normlab.store.query import find_runs, resolve_run, select_runs
 from normlab.store.runs import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import to_json
 from normlab.store.reading import Rows, parse_rows, read_bytes, read_record
 

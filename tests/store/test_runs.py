@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import RECORD_VERSION, STATISTICS_FOLDER
 from normlab.store.runs import RunFolder
 
@@ -30,7 +30,7 @@ with folder.lock():
 FINISHED = {"state": "finished", "step": 7, "outcome": "finished", "val_loss": 2.25, "best_val_loss": 2.25}
 SMALL_DISK = """
 import resource, sys
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.runs import RunFolder
 folder = RunFolder(sys.argv[1])
 with folder.lock():

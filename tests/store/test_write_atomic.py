@@ -63,7 +63,7 @@ def test_full_disk_keeps_the_old_file(tmp_path):
     path.write_bytes(b"old")
     script = """
 import pathlib, resource, sys
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.files import write_atomic
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 try:

@@ -12,8 +12,8 @@ from synthetic_runs import Record
 
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.table import CellsTable
-from normlab.errors import ConfigError
-from normlab.options import plain_tree
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
 from normlab.report.figure_data import Figure, make_figure
 from normlab.store.query import Selection, find_runs
 from normlab.store.runs import RunFolder

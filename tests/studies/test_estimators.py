@@ -10,7 +10,7 @@ from scipy import stats
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns, chosen_lrs
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence, share_sequence
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (

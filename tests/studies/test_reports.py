@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import with_checksum
 from normlab.studies.base import STUDIES, AtLeast, Claim, load_studies
 from normlab.studies.estimators import Contrast, Estimate, difference

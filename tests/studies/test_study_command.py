@@ -285,8 +285,8 @@ def test_a_dry_run_of_a_completed_study_has_nothing_left(folder: Path) -> None:
 def test_the_sweep_that_show_prints_can_be_followed(run_command, tmp_path: Path) -> None:
     """The command names the plugin, which may register the norm of a grid."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    norm = "import dataclasses\nfrom normlab.norms.base import register_norm\n"
-    norm += "from normlab.norms.rmsnorm import RMSNormConfig\n\n@register_norm\n"
+    norm = "import dataclasses\nfrom normlab.catalogue.norms.base import register_norm\n"
+    norm += "from normlab.catalogue.norms.rmsnorm import RMSNormConfig\n\n@register_norm\n"
     norm += "@dataclasses.dataclass(kw_only=True, slots=True)\nclass Mine(RMSNormConfig):\n    name: str = 'mine'\n"
     study = (
         STUDY.replace("CONTROL", "AtMost(0.9)").replace("norm=layernorm", "norm=mine").replace(",layernorm", ",mine")

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
-from normlab.stats.measure.core import CoreStatistics
-from normlab.stats.statistic import CORE
+from normlab.training.measure.core import CoreStatistics
 from normlab.training.optim import Optimizer, coefficients_of, hyperparameters_at
 from normlab.training.step import Step
 from support.reference_statistics import reference

@@ -7,16 +7,16 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.placements.algebra import ROWS_BY_NAME
+from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.config.compose import register
-from normlab.norms.base import NORMS
-from normlab.placements.algebra import ROWS_BY_NAME
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.init_rules import INIT_RULES
 
 NORM = """
 from dataclasses import dataclass
 from torch import nn
-from normlab.norms.base import NormConfig, register_norm
+from normlab.catalogue.norms.base import NormConfig, register_norm
 
 @register_norm
 @dataclass(kw_only=True, slots=True)

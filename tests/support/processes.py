@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config.compose import compose_sweep
-from normlab.processes import children_of as children_of
 from normlab.store.plans import Pack, Plan
 from normlab.sweeps.files import PackOutcome
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.supervisor import Supervision, supervise
+from normlab.system.processes import children_of as children_of
 
 
 class RecordingDisplay(ProgressDisplay):

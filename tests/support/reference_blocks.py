@@ -3,10 +3,10 @@
 import dataclasses
 from functools import cache
 
+from normlab.catalogue.placements.algebra import Row
+from normlab.catalogue.placements.base import Placement
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.placements.algebra import Row
-from normlab.placements.base import Placement
 
 VOCAB, DEPTH, WIDTH, CONTEXT = 11, 5, 12, 5
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
+from normlab.catalogue.placements.base import load_all
+from normlab.catalogue.statistics.statistic import CORE
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.groups import groups_of
 from normlab.model.runner import ModelRunner
-from normlab.placements.base import load_all
-from normlab.stats.measure.core import CoreStatistics
-from normlab.stats.statistic import CORE
 from normlab.training.average import WeightAverage
+from normlab.training.measure.core import CoreStatistics
 from normlab.training.optim import Optimizer
 from normlab.training.step import Step, StepOutput
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
 from normlab.config.arms import SweepDesign, design_of
 from normlab.config.compose import compose_run, compose_sweep
-from normlab.errors import ConfigError
-from normlab.options import plain_tree
 from normlab.store.plans import read_plan
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import PlannedSweep, make_plan

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError
 from normlab.store.plans import Pack, Plan, PlannedRun, read_plan, run_of, sweep_folder
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps import worker
@@ -178,7 +178,7 @@ PRINTING = '''
 import os
 from dataclasses import dataclass
 import torch
-from normlab.norms.base import NormConfig, register_norm
+from normlab.catalogue.norms.base import NormConfig, register_norm
 
 @register_norm
 @dataclass(kw_only=True, slots=True)

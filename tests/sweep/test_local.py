@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.compose import compose_sweep
-from normlab.errors import ConfigError, StoreError
 from normlab.store.files import io_error
 from normlab.store.lock import file_lock
 from normlab.store.plans import read_plan, run_of, sweep_folder
@@ -34,7 +34,7 @@ FAULTY = '''
 import os, resource, signal, sys, time
 from dataclasses import dataclass
 import torch
-from normlab.norms.base import NormConfig, register_norm
+from normlab.catalogue.norms.base import NormConfig, register_norm
 
 @register_norm
 @dataclass(kw_only=True, slots=True)

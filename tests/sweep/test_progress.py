@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from synthetic_runs import Record
 
+from normlab.base.options import plain_tree
 from normlab.config.compose import compose_sweep
-from normlab.options import plain_tree
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import progress

@@ -10,7 +10,7 @@ import pytest
 import typer
 from synthetic_runs import Record, write_sweep
 
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.plans import read_plan
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder

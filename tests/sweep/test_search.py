@@ -19,8 +19,8 @@ from scipy.integrate import quad
 from synthetic_runs import Record
 
 from normlab.analysis.best_rate import best_rate
+from normlab.base.errors import ConfigError
 from normlab.config.searches import read_searches
-from normlab.errors import ConfigError
 from normlab.store.plans import read_plan, run_of
 from normlab.store.record import Corpus, RunRecord
 from normlab.store.runs import RunFolder

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.compose import compose_sweep
-from normlab.errors import ConfigError, StoreError
 from normlab.store.plans import read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import slurm, supervisor, task

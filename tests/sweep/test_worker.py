@@ -10,8 +10,8 @@ import pytest
 import torch
 from compare_runs import differences
 
+from normlab.catalogue.norms.base import NORMS, load_all
 from normlab.config.compose import compose_sweep
-from normlab.norms.base import NORMS, load_all
 from normlab.store.plans import Pack, run_of
 from normlab.sweeps.files import log_of, write_plan
 from normlab.sweeps.plan import PlannedSweep, make_plan
@@ -84,8 +84,8 @@ def test_used_process_gives_the_bits_of_a_new_one(overrides: list[str], tmp_path
 
 
 PLUGIN = """
-from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.norms.base import register_norm
+from normlab.catalogue.norms.rmsnorm import RMSNormConfig
+from normlab.catalogue.norms.base import register_norm
 from dataclasses import dataclass
 
 @register_norm

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normlab.catalogue.statistics.registry import STATISTICS
+from normlab.catalogue.statistics.statistic import LAYERS
 from normlab.config.compose import compose_run
+from normlab.config.stats import StatsConfig
 from normlab.report.inspect import spike_rows
-from normlab.stats.config import StatsConfig
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking import payloads
-from normlab.tracking.payloads import LAYERED, StepReader, config_of, labels_of, summary_of
+from normlab.tracking.payloads import StepReader, config_of, labels_of, summary_of
 from normlab.training.start import train
 from support.small_run import small_run
 
@@ -67,7 +69,9 @@ def test_statistics_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     numbers = sent(folder)[0]
     sizes = profiles.single_site("resid_rms")[0]
     assert [numbers[f"resid/resid_rms/L{layer:02d}"] for layer in range(1, 6)] == sizes[1:].tolist()
-    assert {key.split("/")[1] for key in numbers if key.endswith("/L01")} == {name for name in LAYERED if name in NAMES}
+    assert {key.split("/")[1] for key in numbers if key.endswith("/L01")} == {
+        name for name in NAMES if STATISTICS[name].sent == LAYERS
+    }
     assert sum(value for key, value in numbers.items() if key.startswith("parameter/grad_share/")) == pytest.approx(1)
     assert numbers["head/logz"] == profiles.single_site("logz")[0, 5]
     gains = np.concatenate([values.ravel() for values in profiles.get("gain_absmax").values()])

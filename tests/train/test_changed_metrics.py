@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from normlab.analysis.table import summarize_by
+from normlab.base.errors import StoreError
 from normlab.config.compose import compose_run
-from normlab.errors import StoreError
-from normlab.loaded_run import load
+from normlab.loaded.run import load
 from normlab.report.cells_table import json_rows
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
+from normlab.base.options import plain_tree
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
-from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
 from normlab.training import rank
 from normlab.training.launch import RESUMES

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import normlab
-from normlab.errors import StoreError
+from normlab.base.errors import StoreError
 from normlab.store.format import RECORD_VERSION, with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config import memory
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config.compose import compose_run
-from normlab.config.optim import GROUPS, OPTIMIZERS
 from normlab.config.schema import RunConfig
-from normlab.errors import ConfigError
 from normlab.model.groups import groups_of, parameter_rows
 from normlab.model.init import build_model
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
 from normlab.training.machine import check_run
 from normlab.training.optim import families
 

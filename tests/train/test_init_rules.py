@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PLUGIN = """
-from normlab.placements.init_rules import EMBEDDINGS, init_rule
+from normlab.catalogue.placements.init_rules import EMBEDDINGS, init_rule
 
 @init_rule
 def over_layer(weight):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from normlab.base.errors import ConfigError, StoreError
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError, StoreError
-from normlab.loaded_run import load
+from normlab.loaded.run import load
 from normlab.store.runs import RunFolder
 from normlab.training.start import train_pack
 from support.run_folders import OVERRIDES, Command, Train, differences

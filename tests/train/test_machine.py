@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab import process_memory
+from normlab.base.errors import ConfigError
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
-from normlab.loaded_run import load
-from normlab.process_memory import PeakMemory
+from normlab.loaded.run import load
+from normlab.system import process_memory
+from normlab.system.process_memory import PeakMemory
 from normlab.training import machine
 from normlab.training.machine import resolve, resolve_device
 from normlab.training.start import train, train_pack

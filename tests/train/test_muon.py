@@ -12,10 +12,18 @@ import torch
 from pytorch_optimizer.optimizer.muon import normuon
 from torch import Tensor
 
-from normlab.config.optim import AdamW, GroupOptions, Hyperball, Muon, NorMuon, Orthogonal, ParameterGroups
+from normlab.catalogue.optimizers.options import (
+    AdamW,
+    GroupOptions,
+    Hyperball,
+    Muon,
+    NorMuon,
+    Orthogonal,
+    ParameterGroups,
+)
+from normlab.catalogue.optimizers.updates import orthogonalise, scale_by_power_of_two
 from normlab.model.stack import Stack
 from normlab.training.optim import Optimizer, coefficients_of, families, hyperparameters_at
-from normlab.training.updates import orthogonalise, scale_by_power_of_two
 
 STEPS = 50
 SHAPES = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.loaded_run import load
+from normlab.loaded.run import load
 from normlab.model.init import build_model
 from normlab.store.format import FINISHED, RUNNING
 from normlab.store.outcome import References

@@ -10,8 +10,8 @@ import pytest
 import pytorch_optimizer
 import torch
 
-from normlab.config.compose import compose_run
-from normlab.config.optim import (
+from normlab.base.options import plain_tree
+from normlab.catalogue.optimizers.options import (
     OPTIMIZERS,
     SGD,
     AdamW,
@@ -24,11 +24,12 @@ from normlab.config.optim import (
     OptimConfig,
     ParameterGroups,
 )
+from normlab.catalogue.optimizers.updates import UPDATES
+from normlab.config.compose import compose_run
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.model.stack import Stack
-from normlab.options import plain_tree
 from normlab.training.optim import (
     Hyperparameters,
     Optimizer,
@@ -39,7 +40,6 @@ from normlab.training.optim import (
     learning_rate,
 )
 from normlab.training.step import Step
-from normlab.training.updates import UPDATES
 
 STEPS = 50
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.algebra import AlgebraPlacement
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns, Tensors
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.algebra import AlgebraPlacement
-from normlab.placements.base import load_all as load_placements
 from normlab.training.machine import KINDS_OF_BLOCKS
 from normlab.training.optim import coefficients_of, families, hyperparameters_at
 from normlab.training.step import Step

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.base.errors import StoreError
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.errors import StoreError
-from normlab.loaded_run import load
+from normlab.loaded.run import load
 from normlab.store.runs import RunFolder
 from normlab.training.start import Outcome, train, train_pack
 from normlab.training.training_run import TrainingRun

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from normlab.catalogue.placements.algebra import AlgebraPlacement
+from normlab.catalogue.placements.base import load_all
+from normlab.catalogue.placements.wiring import Branch
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.placements.algebra import AlgebraPlacement
-from normlab.placements.base import load_all
-from normlab.placements.wiring import Branch
 from normlab.training import start as training
 from normlab.training.optim import hyperparameters_at
 from support.run_folders import differences

@@ -9,19 +9,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from normlab.base.errors import ConfigError
+from normlab.catalogue.optimizers.options import AdamW
 from normlab.config.compose import compose_run, compose_sweep
-from normlab.config.optim import AdamW
-from normlab.errors import ConfigError
 from normlab.model import chunked_loss
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.stats.measure.core import CoreStatistics
-from normlab.stats.measure.extended import ExtendedPass
 from normlab.sweeps.plan import make_plan
 from normlab.training import checkpoint
 from normlab.training import step as stepping
 from normlab.training.machine import apply, resolve
+from normlab.training.measure.core import CoreStatistics
+from normlab.training.measure.extended import ExtendedPass
 from normlab.training.optim import hyperparameters_at
 from normlab.training.start import train
 from normlab.training.step import LossScale, Step

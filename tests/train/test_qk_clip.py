@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlab.errors import ConfigError
+from normlab.base.errors import ConfigError
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.base.source_text import code_of
+from normlab.catalogue.norms.base import load_all as load_norms
+from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config.compose import compose_run
 from normlab.model.small import build_small, shrink, tokens
-from normlab.norms.base import load_all as load_norms
-from normlab.placements.base import load_all as load_placements
-from normlab.source_text import code_of
 from support.run_folders import Train, differences
 from support.small_steps import norm_in
 
@@ -21,7 +21,7 @@ DRAWING = """
 from dataclasses import dataclass
 import torch
 from torch import nn
-from normlab.norms.base import NormConfig, register_norm
+from normlab.catalogue.norms.base import NormConfig, register_norm
 
 class Noise(nn.Module):
     def forward(self, x):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.base.errors import ConfigError
+from normlab.base.paths import config_dir
 from normlab.config.compose import compose_run
-from normlab.errors import ConfigError
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model, standard_deviation
-from normlab.paths import config_dir
 from normlab.training.optim import Optimizer, hyperparameters_at
 from support.drawn_updates import STEPS, drawn_gradients, drawn_start, sums_of
 

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 
 import normlab
+from normlab.base.options import plain_tree
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.options import plain_tree
-from normlab.processes import STOP_SIGNALS, collected_signals
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
+from normlab.system.processes import STOP_SIGNALS, collected_signals
 from normlab.training import checkpoint
 from normlab.training import start as training
 from normlab.training.machine import RuntimeSettings

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from normlab import load
-from normlab.errors import ConfigError
-from normlab.export import export
+from normlab.base.errors import ConfigError
+from normlab.loaded.export import export
 from normlab.store.runs import RunFolder
 from support.run_folders import OVERRIDES, Command, Train, contents, differences, steps_of
 from support.transformers_folders import change, change_tensor

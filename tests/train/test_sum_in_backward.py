@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from normlab.ranks import sum_in_backward
+from normlab.system.ranks import sum_in_backward
 
 rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from normlab.errors import StoreError
-from normlab.loaded_run import load
+from normlab.base.errors import StoreError
+from normlab.loaded.run import load
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from support.run_folders import Command, Train, contents, damage, flip_a_bit, steps_of

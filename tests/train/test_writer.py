@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from normlab.base.errors import StoreError
 from normlab.config.compose import compose_run
-from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.start import train_pack

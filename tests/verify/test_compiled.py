@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.catalogue.norms.base import NORMS, load_all
+from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.placements.wiring import Residual
 from normlab.config.compose import compose_run, register
 from normlab.config.schema import RunConfig
 from normlab.model.small import SmallModel, build_small, shrink, small_config
-from normlab.norms.base import NORMS, load_all
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.wiring import Residual
 from normlab.training.machine import RuntimeSettings, resolve
 from normlab.training.start import train
 from normlab.verify import compiled, selection
@@ -184,8 +184,8 @@ def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
 NUMBER_PER_LAYER = """
 from dataclasses import dataclass
 from torch import nn
-from normlab.norms.base import NormConfig, register_norm
-from normlab.placements.base import Placement, register_placement
+from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.catalogue.placements.base import Placement, register_placement
 
 class Wiring(nn.Module):
     def __init__(self, layer, norm):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.catalogue.norms.rmsnorm import RMSNormConfig
 from normlab.verify.signed_error import signed_error_check
 
 

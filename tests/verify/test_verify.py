@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.catalogue.norms.base import NORMS, load_all
+from normlab.catalogue.placements.algebra import AlgebraPlacement, Row, SubLayer
+from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.catalogue.placements.table import ROWS
+from normlab.catalogue.placements.wiring import Residual
 from normlab.config.compose import compose_run, norm_presets, register
 from normlab.model.small import SmallModel, build_small, small_config
-from normlab.norms.base import NORMS, load_all
-from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.init_rules import INIT_RULES
-from normlab.placements.table import ROWS
-from normlab.placements.wiring import Residual
 from normlab.verify import init_laws, placements, selection
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, default_check
@@ -151,7 +151,7 @@ def row(**parts: object) -> Row:
 def test_a_formula_that_differs_from_the_model_fails(
     formula: str, norms_at: tuple[str, ...], result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from normlab.placements import algebra, base
+    from normlab.catalogue.placements import algebra, base
 
     wrong = row(formula=formula, attn=SubLayer(norms=norms_at), mlp=SubLayer(norms=norms_at))
     monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
@@ -165,7 +165,7 @@ def test_a_formula_that_differs_from_the_model_fails(
 def test_the_names_in_a_message_are_those_that_the_documentation_explains(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from normlab.placements import algebra, base
+    from normlab.catalogue.placements import algebra, base
 
     wrong = row(formula=f"x = x + F({name}(N(x)))", attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)))
     monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
@@ -185,7 +185,7 @@ def test_the_names_in_a_message_are_those_that_the_documentation_explains(
     [("post", "gpt2"), ("sub_ln", "gpt2"), ("deepnorm", "xavier"), ("hybridnorm", "gpt2"), ("pre", "gpt2")],
 )
 def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normlab.placements import algebra
+    from normlab.catalogue.placements import algebra
 
     (right,) = placement_init_check(PLACEMENTS[name])
     monkeypatch.setitem(algebra.ROWS_BY_NAME, name, dataclasses.replace(algebra.ROWS_BY_NAME[name], init=wrong))

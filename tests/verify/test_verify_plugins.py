@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from normlab.norms.base import NormConfig, register_norm
+from normlab.catalogue.norms.base import NormConfig, register_norm
 
 
 @register_norm
@@ -109,7 +109,7 @@ def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, r
 )
 def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "late.py").write_text(
-        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "from normlab.catalogue.placements.algebra import Row, SubLayer, register_row\n"
         "half = SubLayer(norms=('in',), scale=lambda layer, depth: 0.5)\n"
         f"initial_values = {{'wiring.attn.scale': '{start}', 'wiring.mlp.scale': '0.5'}}\n"
         f"register_row(Row(name='{name}', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
@@ -137,7 +137,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
 def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, run_command: Command) -> None:
     """Also with `placement.branch_warmup`, which puts a factor into it."""
     (tmp_path / "row.py").write_text(
-        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "from normlab.catalogue.placements.algebra import Row, SubLayer, register_row\n"
         "half = SubLayer(norms=('in',), branch=lambda layer, depth: 0.5)\n"
         f"register_row(Row(name='half', formula='{formula}', source='the test', init='gpt2', attn=half, mlp=half,"
         " final_norm=True))\n"
@@ -146,8 +146,8 @@ def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, r
     assert code == 0, [check for check in json.loads(out) if not check["passed"]]
 
 
-LATE = """from normlab.placements.init_rules import init_rule
-from normlab.placements.algebra import Row, SubLayer, register_row
+LATE = """from normlab.catalogue.placements.init_rules import init_rule
+from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
 
 @init_rule
 def {name}_init(weight):
@@ -226,7 +226,7 @@ def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Pa
 
 
 WRONG_FORMULA = """
-from normlab.placements.algebra import Row, SubLayer, register_row
+from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
 
 register_row(
     Row(

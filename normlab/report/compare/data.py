@@ -11,7 +11,8 @@ from normlab.analysis.factors import label, varying_options
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
 from normlab.analysis.settings import format_setting, select_where, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.errors import NormlabError, counted
+from normlab.base.errors import NormlabError, counted
+from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.compare.summary_text import Fact, summary_facts
@@ -20,7 +21,6 @@ from normlab.report.figure_data import KINDS, Figure, Layout, Line, Panel, curve
 from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
-from normlab.stats.registry import STATISTICS
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
 from normlab.store.record import RunEntry, RunRecord

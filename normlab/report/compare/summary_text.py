@@ -17,7 +17,7 @@ from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_loss
 from normlab.analysis.phrases import name_some
 from normlab.analysis.rate_range import HIGHEST, NEAR, SENSITIVITY
 from normlab.analysis.settings import format_setting
-from normlab.errors import counted
+from normlab.base.errors import counted
 from normlab.report.tests_table import estimate_text, number_text
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import warn
+from normlab.base.errors import warn
+from normlab.base.version import __version__
 from normlab.report.compare.data import page_data
 from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
-from normlab.version import __version__
 
 PAGE = "compare.html"
 ASSETS = Path(__file__).parent / "assets"

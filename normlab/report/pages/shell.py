@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from normlab.errors import ConfigError, printable
+from normlab.base.errors import ConfigError, printable
 from normlab.store.files import io_error, write_atomic
 from normlab.store.format import encode
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 from mutants.mutant import UNCHANGED, Mutant
-from normlab.norms.base import NORMS
-from normlab.placements import algebra, table
-from normlab.placements.base import PLACEMENTS
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.placements import algebra, table
+from normlab.catalogue.placements.base import PLACEMENTS
 
 REFERENCES = ("reference", "reference_affine", "reference_in_eval", "reference_taper")
 """Methods that are the reference implementation of a norm."""
@@ -65,8 +65,8 @@ EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "w
               "all_initial_values",
               "matmul_flops", "matmul_weights", "kept_numbers", "parameters", *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
-TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
-TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
+TABLES = {"normlab.catalogue.norms.pointwise": ("FUNCTIONS",), "normlab.catalogue.placements.ngpt": ("ROWS", "COLUMNS")}
+TABLES["normlab.catalogue.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")
 """Tables outside functions that a run's computation uses."""
 
 
@@ -288,9 +288,12 @@ def install(module: ModuleType, source: str) -> None:
                 setattr(other, name, vars(module).get(value.__qualname__, value))
     dependents = {
         algebra.__name__: [table.__name__],
-        "normlab.norms.affine": sorted({kind.__module__ for kind in NORMS.values()}),
-        "normlab.norms.taper": ["normlab.norms.layernorm", "normlab.norms.rmsnorm"],
-        "normlab.placements.wiring": ["normlab.placements.one_stream", "normlab.placements.two_streams"],
+        "normlab.catalogue.norms.affine": sorted({kind.__module__ for kind in NORMS.values()}),
+        "normlab.catalogue.norms.taper": ["normlab.catalogue.norms.layernorm", "normlab.catalogue.norms.rmsnorm"],
+        "normlab.catalogue.placements.wiring": [
+            "normlab.catalogue.placements.one_stream",
+            "normlab.catalogue.placements.two_streams",
+        ],
     }
     for dependent in dependents.get(module.__name__, ()):
         importlib.reload(importlib.import_module(dependent))

@@ -15,13 +15,13 @@ from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
 from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
-from normlab.norms import base as norm_base
-from normlab.norms.base import NORMS
-from normlab.placements import algebra, table
-from normlab.placements import base as placement_base
-from normlab.placements.algebra import EarlyBlocks, Row, SubLayer
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.init_rules import INIT_RULES
+from normlab.catalogue.norms import base as norm_base
+from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.placements import algebra, table
+from normlab.catalogue.placements import base as placement_base
+from normlab.catalogue.placements.algebra import EarlyBlocks, Row, SubLayer
+from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import selection
 from normlab.verify.check import Check
@@ -130,11 +130,11 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     for kind, known in (("norms", NORMS), ("placements", PLACEMENTS)):
         for name, entry in known.items():
             owners.setdefault((entry if isinstance(entry, type) else type(entry)).__module__, []).append(name)
-        package = importlib.import_module(f"normlab.{kind}")
+        package = importlib.import_module(f"normlab.catalogue.{kind}")
         for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
             if path.stem in ("__init__", "base", "init_rules"):
                 continue
-            module = importlib.import_module(f"normlab.{kind}.{path.stem}")
+            module = importlib.import_module(f"normlab.catalogue.{kind}.{path.stem}")
             names = owners.get(module.__name__, [])
             if module is table:  # its functions are schedules, and its rows have mutants of their own
                 for name, rows in SCHEDULES.items():
@@ -151,12 +151,12 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         entries[row.name] = mutants, partial(placement_checks, row.name)
-    updates = importlib.import_module("normlab.training.updates")
+    updates = importlib.import_module("normlab.catalogue.optimizers.updates")
     entries["updates"] = (
         list(code_mutants("updates", updates)),
         partial(test_checks, "train/test_muon.py", "train/test_optim.py"),
     )
-    rules = importlib.import_module("normlab.placements.init_rules")
+    rules = importlib.import_module("normlab.catalogue.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))
         entries[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)

@@ -1,6 +1,6 @@
 """The mutants that compute the same as their entry, with the reason."""
 
-from normlab.placements import table
+from normlab.catalogue.placements import table
 
 NO_SCALE = "there is no scale to share"
 SHARED_SCALE = "attention's scale, which both share, replaces the MLP's"
@@ -26,7 +26,7 @@ REPLACES = (
 """Lines of algebra, each with the fields that it replaces."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 SCALED = "branch_BTD if self.factor == 1 else branch_BTD * self.factor"
-INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/stats checks"
+INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/statistics checks"
 KEPT_ATTN = "x_BTD = kept * x_BTD + {}added * attn(self.attn_norm(x_BTD)){}"
 KEPT_MLP = "return kept * x_BTD + {}added * mlp(self.mlp_norm(x_BTD)){}"
 NOTES = (

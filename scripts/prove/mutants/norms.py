@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mutants.mutant import Mutant
-from normlab.norms.base import NORMS
+from normlab.catalogue.norms.base import NORMS
 from normlab.verify.variants import option_fields, other_values
 
 WIDTH = 16

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from mutants.mutant import Mutant
-from normlab.placements import algebra, table
-from normlab.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, unit_factor
-from normlab.placements.base import PLACEMENTS
+from normlab.catalogue.placements import algebra, table
+from normlab.catalogue.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, unit_factor
+from normlab.catalogue.placements.base import PLACEMENTS
 
 
 def one_and_a_half(layer: int, depth: int) -> float:

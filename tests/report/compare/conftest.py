@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
 from normlab.store.runs import RunFolder
 
 

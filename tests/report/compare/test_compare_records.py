@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normlab.stats.profiles import Profiles
+from normlab.catalogue.statistics.profiles import Profiles
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of

@@ -1,0 +1,1 @@
+"""What every package uses: errors, options, parsing, plugins. Imports no package of normlab."""

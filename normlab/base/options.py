@@ -1,0 +1,168 @@
+"""Typed options: dataclass fields with limits, and which of them identify a run.
+
+A config is a tree of `kw_only, slots` dataclasses. `option(...)` gives a field its help, limits and other properties.
+"""
+
+import dataclasses
+import math
+import operator
+import struct
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any
+
+from normlab.base.errors import ConfigError, did_you_mean
+
+_UNSET = object()
+
+_BOUNDS = (
+    ("at_least", operator.ge, "must be at least"),
+    ("above", operator.gt, "must be greater than"),
+    ("at_most", operator.le, "must be at most"),
+    ("below", operator.lt, "must be less than"),
+)
+LIMITS = ("choices", *(limit for limit, _, _ in _BOUNDS), "longest")
+"""The keys of a field's metadata that limit its value."""
+_SMALLEST, _LARGEST = 1.1754944e-38, 3.4028234e38
+"""The range of float32 without the subnormal numbers, which compiled kernels replace by 0."""
+LARGEST_INTEGER = 2**63 - 1
+"""The largest int64, in which tensors and files hold a whole number."""
+
+
+def option(
+    default: Any = _UNSET,
+    help: str = "",
+    *,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    longest: int | None = None,
+    identity: bool = True,
+) -> Any:
+    """Return a dataclass field with help and limits.
+
+    The value of every float option must be in the range of float32, and within its limits there too, because many of
+    them become float32 numbers of a tensor. The value of every int option must be in the range of int64.
+
+    Args:
+        default: The default value; a list is copied for each config.
+        help: What the option means, in its unit; a subclass that changes only the default leaves it out.
+        choices: The allowed strings, of the option or of the elements of its list.
+        at_least: Inclusive lower limit.
+        above: Exclusive lower limit.
+        at_most: Inclusive upper limit.
+        below: Exclusive upper limit.
+        longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
+        identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
+    """
+    metadata: dict[str, Any] = {
+        "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
+        "longest": longest, "identity": identity, "help": help,
+    }  # fmt: skip
+    if default is _UNSET:
+        return dataclasses.field(metadata=metadata)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check(config: Any, prefix: str = "", checked: Collection[str] = ()) -> None:
+    """Check every value of a config tree against its own limits, but for fields that are `checked` already."""
+    for name, limits in _limits(type(config)).items():
+        if name in checked:
+            continue
+        value = getattr(config, name)
+        if value is None or (not limits and isinstance(value, str | bool)):
+            continue
+        if dataclasses.is_dataclass(value):
+            check(value, f"{prefix}{name}.")
+        else:
+            _check_value(prefix + name, value, limits)
+
+
+@cache  # readers check the options of thousands of runs
+def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
+    """Return the limits of each field of a class of options by their keys of `LIMITS`.
+
+    For messages, the limits of a field that may be None also have the text `or_null`.
+    """
+    limits: dict[str, dict[str, Any]] = {}
+    for field in dataclasses.fields(kind):
+        limits[field.name] = {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
+        if limits[field.name] and "None" in str(field.type):
+            limits[field.name]["or_null"] = ", or null"
+    return limits
+
+
+def _check_value(name: str, value: Any, limits: Any) -> None:
+    choices = limits.get("choices")
+    for choice in (value if isinstance(value, list) else [value]) if choices else ():
+        if choice not in choices:
+            hint = did_you_mean(str(choice), choices)
+            raise ConfigError(f"{name}={choice}{hint}: choose one of {', '.join(choices)}")
+    if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
+        raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
+    if (longest := limits.get("longest")) is not None:
+        for text in value if isinstance(value, list) else [value]:
+            if not (text.strip() and text.isprintable() and len(text) <= longest):
+                raise ConfigError(f"{name}={text!a}: must be a printable text of 1 to {longest} characters")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        largest = limits.get("at_most", LARGEST_INTEGER)
+        raise ConfigError(f"{name}={value}: is outside the range of int64; choose at most {largest}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={value}: must be a finite number")
+    if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise ConfigError(
+            f"{name}={value}: is outside the range of float32; choose a size between {_SMALLEST:.2g} and {_LARGEST:.2g}"
+        )
+    for limit, holds, rule in _BOUNDS:
+        bound = limits.get(limit)
+        if bound is None:
+            continue
+        if not holds(value, bound):
+            raise ConfigError(f"{name}={value}: {rule} {bound}{limits.get('or_null', '')}")
+        if isinstance(value, float) and not holds(_to_float32(value), _to_float32(bound)):
+            raise ConfigError(f"{name}={value}: is {_to_float32(value)} in float32, and {rule} {bound}")
+
+
+def _to_float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def identity_tree(config: Any) -> dict[str, Any]:
+    """Return the options that can change a run's numbers, as nested plain values."""
+    tree: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.metadata.get("identity", True):
+            tree[field.name] = identity_tree(value) if dataclasses.is_dataclass(value) else value
+    return tree
+
+
+def plain_tree(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def option_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield the dotted name and the field of each option of a config class, in order."""
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(part := field.default_factory):
+            yield from option_fields(part, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field
+
+
+def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the value of every option of a config tree by its dotted name, in order."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            flat |= flatten_options(value, f"{prefix}{field.name}.")
+        else:
+            flat[prefix + field.name] = value
+    return flat

@@ -1,0 +1,1 @@
+"""What papers define: norms, placements, optimisers, statistics and corpora, each an entry with its source."""

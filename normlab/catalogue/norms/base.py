@@ -1,0 +1,227 @@
+"""The base class and the registry of norms. Imports no torch: reading a config stays fast.
+
+A norm is one file with an options dataclass, decorated with `@register_norm`, and the module that it builds. The
+contract of the module, which tests check for the whole registry:
+
+- `forward(x)` maps `(*batch, D)` to the same shape and dtype;
+- it computes in float32 (float64 for float64 input) unless an option changes that, and documents where it rounds;
+- no `.item()`, no branch on data, no writes in place: it runs under `torch.func.vmap` and
+  `torch.compile(fullgraph=True)`;
+- running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
+- a function that changes with the number of updates reads it in a buffer (`plugins.COUNTER`);
+- `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
+- its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
+- a parameter's name decides its group of the optimiser (`optim.groups`): gain, gamma, scale, radius and weight are
+  gains, bias is a bias, any other name is a scalar; a parameter with two axes is a norm_matrix, whatever its name;
+- its forward pass draws no random numbers; a plugin's may in training, from the generator that each step seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from normlab.base.errors import ConfigError, unknown
+from normlab.base.options import option
+from normlab.base.plugins import check_initial_values, claim_name
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+REFERENCE_KINDS = ("external", "identity", "self")
+
+
+@dataclass(kw_only=True, slots=True)
+class NormConfig:
+    """Base class of norm options. A subclass adds its options and builds the module."""
+
+    module: ClassVar[type[Any]]
+    """The module that `build` makes, from the width and these options."""
+    version: ClassVar[int] = 1
+    """Part of a run's identity. Raise it when the norm computes something else for the same options."""
+    title: ClassVar[str] = ""
+    """The name in papers, which tables and figures print; empty if it is `name`. A subclass does not inherit it."""
+    formula: ClassVar[str] = ""
+    """The formula on one line, for display; `verify` uses `reference`."""
+    formulas: ClassVar[Mapping[str, str]] = {}
+    """The formula under each override that changes it, such as `eps_mode=outside`, or under several: `a=1, b=2`."""
+    source: ClassVar[str] = ""
+    """Author, year, arXiv id and equation."""
+    verified_by: ClassVar[str] = ""
+    """The code or identity that `reference` uses, for display."""
+    reference_kind: ClassVar[str] = "self"
+    """external: `reference` calls external code; identity: `reference` follows from such code by algebra; self:
+    `reference` is a second implementation in normlab."""
+    parameters: ClassVar[str] = ""
+    """Number of parameters with default options: an expression in D."""
+    initial_values: ClassVar[Mapping[str, str]] = {}
+    """Initial value of each parameter and buffer, by name; those of the base class are added. A value is an expression
+    in the norm's options and D that gives a number or a list; `normal(...)` draws N(0, 1) numbers in that shape."""
+    invariant_to: ClassVar[tuple[str, ...]] = ()
+    """Changes of x that leave the output unchanged, apart from eps: `scale` (times a positive number), `shift` (plus a
+    constant)."""
+    equals: ClassVar[str] = ""
+    """Norms that compute the same function, with the condition."""
+    pitfalls: ClassVar[tuple[str, ...]] = ()
+    """Known errors and confusions, one sentence each."""
+    incompatible_inits: ClassVar[Mapping[str, str]] = {}
+    """Init rules that do not fit the norm in a block x = x + F(x) (`Placement.is_plain_sum`), with the reason."""
+    causal: ClassVar[bool] = True
+    """Whether in training no output depends on a later token."""
+    batch_statistics: ClassVar[bool] = False
+    """Whether evaluation uses running statistics and training those of the batch."""
+    synchronised: ClassVar[bool] = False
+    """Whether the statistics of the batch are those of the batch on all devices (`ranks.moments_over_ranks`)."""
+
+    name: str
+    """The registered name, fixed by the norm."""
+    preset: str = option("", "The preset that these options came from; a label only.", identity=False)
+
+    @property
+    def label(self) -> str:
+        """The name of the preset, or of the norm without one."""
+        return self.preset or self.name
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the module has a gain per channel, in `affine` (`affine.Affine`)."""
+        return False
+
+    @property
+    def invariances(self) -> tuple[str, ...]:
+        """`invariant_to`, with these options and after any number of updates."""
+        return self.invariant_to
+
+    @property
+    def measures_batches(self) -> bool:
+        """Whether an output depends on how a batch is divided into micro-batches."""
+        return self.batch_statistics or self.changing[1] > 0
+
+    @property
+    def changing(self) -> tuple[int, int]:
+        """The numbers of updates between which the function changes by itself, or 0 and 0."""
+        return 0, 0
+
+    @classmethod
+    def all_initial_values(cls) -> dict[str, str]:
+        """Return `initial_values` of the class and of its base classes."""
+        merged: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            merged |= vars(base).get("initial_values", {})
+        return merged
+
+    def validate(self) -> None:
+        """Raise ConfigError if options contradict each other or have no effect."""
+
+    def check_width(self, width: int) -> None:
+        """Raise ConfigError if the norm does not work with this width."""
+
+    def at(self, *, plain: bool = False, final: bool = False) -> NormConfig:
+        """Return the norm of a site: `plain` or `final`, which see."""
+        norm = self.plain() if plain else self
+        return norm.final() if final else norm
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module for vectors of this width."""
+        self.check_width(width)
+        return self.module(width, self)
+
+    def plain(self) -> Self:
+        """Return the norm without a gain and a bias per channel, if it has them (`affine.Affine`)."""
+        return self
+
+    def final(self) -> Self:
+        """Return the norm before the output matrix, if it differs."""
+        return self
+
+    def matmul_flops(self, shape: Sequence[int]) -> int:
+        """Return the FLOPs of the norm's matrix products, forward and backward, for an input of this shape.
+
+        Args:
+            shape: `(B, T, D)`, or `(B, T, H, D)` for the vectors of heads.
+        """
+        return 0
+
+    def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return the expected output in training, by an implementation independent of the module.
+
+        `verify` calls it in float64 and takes its gradients by autograd.
+
+        Args:
+            x_D: The input, (*batch, D), with at least two axes.
+            weights: The state dict of the module.
+
+        Raises:
+            NotImplementedError: The norm has no reference; `verify` reports that.
+        """
+        raise NotImplementedError
+
+    def reference_in_eval(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return the expected output in evaluation; only norms with batch statistics override this."""
+        return self.reference(x_D, weights)
+
+
+@dataclass(kw_only=True, slots=True)
+class AffineNormConfig(NormConfig):
+    """Options of a norm that ends in a gain and a bias per channel (`affine.Affine`)."""
+
+    initial_values: ClassVar[Mapping[str, str]] = {"affine.gain": "[1 - unit_offset] * D", "affine.bias": "[0] * D"}
+
+    gain: bool = option(True, "Learn a gain per channel.")
+    unit_offset: bool = option(
+        False, "Multiply by 1 + gain, with gain initially 0 (Gemma): weight decay then pulls towards the identity."
+    )
+    bias: bool = option(False, "Learn a bias per channel, initially 0.")
+
+    @property
+    def has_gain(self) -> bool:
+        return self.gain
+
+    def validate(self) -> None:
+        if self.unit_offset and not self.gain:
+            raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+
+    def plain(self) -> Self:
+        return dataclasses.replace(self, gain=False, unit_offset=False, bias=False)
+
+    def reference_affine(self, y_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return y * gain + bias, or y * (1 + gain) + bias with a unit offset."""
+        if self.gain:
+            y_D = y_D * (weights["affine.gain"] + float(self.unit_offset))
+        return y_D + weights["affine.bias"] if self.bias else y_D
+
+
+NORMS: dict[str, type[NormConfig]] = {}
+
+T = TypeVar("T", bound=type[NormConfig])
+
+
+def register_norm(cls: T) -> T:
+    """Register a norm under the default of its field `name`.
+
+    Raises:
+        ConfigError: The name is missing or taken, or `reference_kind` or `initial_values` is invalid.
+    """
+    name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{cls.__name__}: give the field `name` a default, the value of norm=")
+    if cls.reference_kind not in REFERENCE_KINDS:
+        raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
+    for base in cls.__mro__:
+        check_initial_values("norm", name, vars(base).get("initial_values", {}))
+    known = NORMS.get(name, cls)
+    claim_name("norm", name, known=name in NORMS, same=known.__qualname__ == cls.__qualname__)
+    NORMS[name] = cls
+    return cls
+
+
+def load_all() -> dict[str, type[NormConfig]]:
+    """Import every norm of the package (this loads torch) and return the registry."""
+    package = importlib.import_module("normlab.catalogue.norms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normlab.catalogue.norms.{module.name}")
+    return NORMS

@@ -1,0 +1,400 @@
+"""The residual algebra: placements that are rows of data. `table.py` holds the rows.
+
+With sub-layer F, block l of L (1-based),
+
+    x <- C( a_l x + r g b_l B( F( A(x) / s_l ) ) )
+
+A is the `in` norm, B the `out` norm, C the residual norm (`res`), each a norm or nothing; a_l, b_l and s_l
+are numbers, g a learned number, a learned vector or nothing, and r a number that grows to 1 in training, or nothing. A
+placement of this kind is one `Row`.
+
+Shapes: B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from normlab.base.errors import ConfigError, did_you_mean
+from normlab.base.options import option
+from normlab.base.plugins import check_initial_values
+from normlab.catalogue.placements.base import (
+    INNER_SITES,
+    NO_EFFECT_WITHOUT_NORM,
+    NORM_UPDATE,
+    SWITCHES,
+    MakeNorm,
+    Placement,
+    register_placement,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normlab.catalogue.norms.base import NormConfig
+
+Schedule = Callable[[int, int], float]
+"""A number for block l of L, counted from 1."""
+
+
+def unit_factor(layer: int, depth: int) -> float:
+    """Return 1: no factor in any block."""
+    return 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubLayer:
+    """How one sub-layer is added to the stream."""
+
+    norms: tuple[str, ...] = ()
+    """Sites with a norm: `in`, `out`, `res`, and those inside the sub-layer (`base.INNER_SITES`)."""
+    skip: Schedule = unit_factor
+    """a_l, the factor on the stream."""
+    branch: Schedule = unit_factor
+    """b_l, the factor on the output of the sub-layer, after the `out` norm."""
+    shrink: Schedule = unit_factor
+    """s_l, the divisor of the input of the sub-layer, after the `in` norm."""
+    scale: Schedule | None = None
+    """Initial value of g, the learned factor on the output; None without one."""
+    scale_per_channel: bool = False
+    """Whether g has one factor per channel."""
+    out_gain: Schedule | None = None
+    """Initial gain of the `out` norm; None for the norm's own."""
+
+    @property
+    def factors(self) -> tuple[Schedule, Schedule, Schedule]:
+        """The schedules of a, b and s."""
+        return self.skip, self.branch, self.shrink
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyBlocks:
+    """The sub-layers of the first blocks, if they differ from those of the other blocks."""
+
+    blocks: Callable[[int], int]
+    """Number of these blocks, given L."""
+    condition: str
+    """The condition in the row's formula that selects these blocks."""
+    attn: SubLayer = field(default_factory=SubLayer)
+    mlp: SubLayer = field(default_factory=SubLayer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Another form of a row, with its own formula and first blocks."""
+
+    formula: str
+    early: EarlyBlocks | None = None
+    """None if all blocks are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A placement of the algebra: data, not code. Fields without a description are those of `Placement`."""
+
+    name: str
+    title: str = ""
+    formula: str
+    """The update of one block, in the notation of `Placement.formula`."""
+    source: str
+    init: str
+    version: int = 1
+    attn: SubLayer = field(default_factory=SubLayer)
+    mlp: SubLayer = field(default_factory=SubLayer)
+    early: EarlyBlocks | None = None
+    """The first blocks, if they differ from the others."""
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    """Other forms of the row, by the option value that selects them."""
+    kind: type[AlgebraPlacement] | None = None
+    """The class with the row's options; by default `EarlyPlacement` for a row with `early`, else `AlgebraPlacement`."""
+    head_scale: bool = False
+    shared_scale: bool = False
+    """Whether both sub-layers of a block share g."""
+    embedding_norm: bool = False
+    """A norm on the embeddings, before the first block."""
+    final_norm: bool = False
+    """A norm on the stream, before the LM head."""
+    incompatible_inits: Mapping[str, str] = field(default_factory=dict)
+    initial_values: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    """As `Placement.note`, and other names of the placement."""
+    parameters: str = "0"
+    equals: str = ""
+    pitfalls: tuple[str, ...] = ()
+
+    @property
+    def embedding_formula(self) -> str:
+        return NORM_UPDATE if self.embedding_norm else ""
+
+    @property
+    def head_formula(self) -> str:
+        return NORM_UPDATE if self.final_norm else ""
+
+    @property
+    def all_sub_layers(self) -> list[SubLayer]:
+        """All sub-layers, including those of the first blocks and of the variants."""
+        parts = (self, self.early, *(variant.early for variant in self.variants.values()))
+        return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
+
+
+SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
+"""The names that end a sub-layer in a formula."""
+
+
+def _holds_sub_layer(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(node))
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+
+
+class _Growth(ast.NodeTransformer):
+    """Multiplies the terms that hold a sub-layer, or a whole expression without terms, such as N(F(x))."""
+
+    def __init__(self, factor: str):
+        self.factor = ast.parse(factor, mode="eval").body
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        has_terms = any(isinstance(each, ast.BinOp) and _holds_sub_layer(each) for each in ast.walk(node.value))
+        node.value = self.visit(node.value) if has_terms else self._term(node.value)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        node.left, node.right = self._term(node.left), self._term(node.right)
+        return node
+
+    def _term(self, node: ast.expr) -> ast.expr:
+        if _is_sum(node):
+            return self.visit(node)
+        return ast.BinOp(node, ast.Mult(), self.factor) if _holds_sub_layer(node) else node
+
+
+def _with_factor(formula: str, factor: str) -> str:
+    """Return a formula in which what the sub-layers add is multiplied by a factor."""
+    try:
+        tree = ast.parse(formula)
+    except SyntaxError:
+        return formula  # `verify` reports it
+    return ast.unparse(_Growth(factor).visit(tree)).replace("\n", "; ")
+
+
+def _of_row(name: str) -> Any:
+    """Return a property with the value of the row's field `name`."""
+    return property(lambda placement: getattr(placement.row, name))
+
+
+@dataclass(kw_only=True, slots=True)
+class AlgebraPlacement(Placement):
+    branch_warmup: int | None = option(
+        None, at_least=1, at_most=10**9,
+        help="Updates W over which branches grow from 0 to 1: after t updates the branch of block l has a factor "
+        "min(t / (W l / L), 1) (ProRes, arXiv:2603.05369).",
+    )  # fmt: skip
+
+    version = _of_row("version")
+    title = _of_row("title")
+
+    @property
+    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        formula = self.row.formula
+        if self.branch_warmup is None:
+            return formula
+        return _with_factor(formula, f"min(t / ({self.branch_warmup} * l / L), 1)")
+
+    source = _of_row("source")
+    init = _of_row("init")
+    incompatible_inits = _of_row("incompatible_inits")
+    initial_values = _of_row("initial_values")
+    note = _of_row("note")
+    parameters = _of_row("parameters")
+    equals = _of_row("equals")
+    pitfalls = _of_row("pitfalls")
+    embedding_formula = _of_row("embedding_formula")
+    head_formula = _of_row("head_formula")
+
+    def check_norm(self, norm: NormConfig) -> None:
+        sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
+        if sets_gains and not norm.has_gain:
+            raise ConfigError(
+                f"norm={norm.name}: has no gain per channel, but placement={self.name} sets the initial gain; "
+                f"choose a norm with norm.gain=true, or placement=peri"
+            )
+
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
+        """As the base class; with norm=none also reject an option that changes only norms."""
+        super(AlgebraPlacement, self).reject_unused_options(norm, depth)
+        for changed in fields(self):
+            if norm.name != "none" or changed.name in ("name", "branch_warmup", *SWITCHES):
+                continue
+            value, default = getattr(self, changed.name), replace(self, **{changed.name: changed.default})
+            layers, default_layers = (
+                [replace(sub, norms=()) for subs in each.layers(depth) for sub in subs] for each in (self, default)
+            )
+            if self != default and layers == default_layers:
+                raise ConfigError(f"placement.{changed.name}={value}: {NO_EFFECT_WITHOUT_NORM}")
+
+    @property
+    def row(self) -> Row:
+        """The row of this name, as changed by the options."""
+        return ROWS_BY_NAME[self.name]
+
+    def has_norms(self, depth: int) -> bool:
+        return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
+
+    @property
+    def has_standard_matrices(self) -> bool:
+        return True
+
+    @property
+    def is_plain_sum(self) -> bool:
+        return self.branch_warmup is None and all(
+            sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
+        )
+
+    @property
+    def has_free_branches(self) -> bool:
+        return self.is_plain_sum and not any({"out", "res"} & set(sub.norms) for sub in self.row.all_sub_layers)
+
+    def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
+        """Return attention and MLP of block `layer`, counted from 1."""
+        row = self.row
+        part = row if row.early is None or layer > row.early.blocks(depth) else row.early
+        return part.attn, part.mlp
+
+    def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
+        return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        from normlab.catalogue.placements.wiring import Residual, Sequential
+
+        attn, mlp = (
+            Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup)
+            for sub in self.sub_layers(layer + 1, depth)
+        )
+        if self.row.shared_scale:
+            mlp.scale = attn.scale
+        return Sequential(attn, mlp)
+
+    # The row's fields build these norms, not its formulas, so that `verify` compares two independent statements.
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        return make_norm(width) if self.row.embedding_norm else None
+
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        return make_norm(width) if self.row.final_norm else None
+
+    def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
+        attn, mlp = self.sub_layers(layer + 1, depth)
+        return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)
+
+    def head_scale(self) -> bool:
+        return self.row.head_scale
+
+
+@dataclass(kw_only=True, slots=True)
+class EarlyPlacement(AlgebraPlacement):
+    """A row whose first blocks differ from the others."""
+
+    early_blocks: int | None = option(
+        None, "Number of early blocks, from the first; null for the row's number.", at_least=0
+    )
+
+    def without_defaults(self, depth: int) -> Self:
+        """As the base class; also unset `early_blocks` if it is the row's number."""
+        reduced = super(EarlyPlacement, self).without_defaults(depth)
+        return replace(reduced, early_blocks=None) if self.early_blocks == self.early.blocks(depth) else reduced
+
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
+        """As the base class; also reject `early_blocks` above the depth."""
+        if self.early_blocks is not None and self.early_blocks > depth:
+            raise ConfigError(
+                f"placement.early_blocks={self.early_blocks}: is more than model.depth={depth}; "
+                f"choose at most {depth}, or raise model.depth"
+            )
+        super(EarlyPlacement, self).reject_unused_options(norm, depth)
+
+    @property
+    def early(self) -> EarlyBlocks:
+        """The row's early blocks, before `early_blocks` changes their number."""
+        early = ROWS_BY_NAME[self.name].early
+        assert early is not None
+        return early
+
+    @property
+    def row(self) -> Row:
+        row, blocks = ROWS_BY_NAME[self.name], self.early_blocks
+        if blocks is None:
+            return row
+        condition = f"l <= {blocks}"
+        early = replace(self.early, blocks=lambda depth: blocks, condition=condition)
+        return replace(row, formula=row.formula.replace(self.early.condition, condition), early=early)
+
+
+@dataclass(kw_only=True, slots=True)
+class FirstBlockPlacement(AlgebraPlacement):
+    """A row whose first block differs between public implementations."""
+
+    first_block: str = option(
+        "attention_pre", choices=("attention_pre", "pre", "same"),
+        help="The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for "
+        "both; `same`: like all other blocks.",
+    )  # fmt: skip
+
+    @property
+    def row(self) -> Row:
+        row = ROWS_BY_NAME[self.name]
+        variant = row.variants.get(self.first_block)
+        return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
+
+
+@dataclass(kw_only=True, slots=True)
+class DepthScaledPlacement(AlgebraPlacement):
+    """A row whose output norms start with c times the row's initial gain."""
+
+    c_attn: float = option(
+        0.283, "c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity.", above=0
+    )
+    c_mlp: float = option(
+        0.432, "c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity.", above=0
+    )
+
+    @property
+    def row(self) -> Row:
+        row = ROWS_BY_NAME[self.name]
+        return replace(row, attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp))
+
+
+def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
+    start = sub.out_gain
+    assert start is not None
+    return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))
+
+
+ROWS_BY_NAME: dict[str, Row] = {}
+
+SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
+
+
+def register_row(row: Row) -> None:
+    """Register a row as a placement.
+
+    Raises:
+        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, or
+            another row of the same name.
+    """
+    for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
+        for site in sub.norms:
+            if site not in SITES[kind]:
+                sites = "; ".join(f"{other} has {', '.join(known)}" for other, known in SITES.items())
+                hint = did_you_mean(site, SITES[kind])
+                raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
+        if sub.out_gain is not None and "out" not in sub.norms:
+            raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
+    check_initial_values("placement", row.name, row.initial_values)
+    options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
+    register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
+    ROWS_BY_NAME[row.name] = row

@@ -1,0 +1,291 @@
+"""The base class and the registry of placements. Imports no torch.
+
+A placement defines how a block's two sub-layers are wired to the residual stream (`wire`), which norms are inside the
+sub-layers (`inner_sites`), how the stream is made from the embeddings (`embed_stream`) and read by the head
+(`read_stream`), and its init rule. Most placements are rows of the residual algebra (`algebra.py`). A placement with
+another wiring subclasses `Placement` and returns its own module from `wire`; it may also transform queries and keys,
+hidden activations and logits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+
+from normlab.base.errors import ConfigError
+from normlab.base.options import option
+from normlab.base.plugins import check_initial_values, claim_name
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from normlab.catalogue.norms.base import NormConfig
+
+
+class MakeNorm(Protocol):
+    """Builds the run's norm for a width. A placement receives this function and never imports a norm."""
+
+    def __call__(self, width: int, *, plain: bool = False, final: bool = False) -> nn.Module:
+        """Return the module of a site (`NormConfig.at`)."""
+        ...
+
+
+INNER_SITES = ("q", "k", "v", "attn_inner", "mlp_inner")
+"""Sites of norms inside the sub-layers. `q`, `k`, `v`: the vectors of each head, before RoPE; `attn_inner`: the joined
+output of the heads, before the output projection; `mlp_inner`: the hidden activations, before the down projection."""
+
+NORM_UPDATE = "x = N(x)"
+"""The formula of a norm at an end of the stream."""
+SWITCHES = {"embedding_norm": "embedding_formula", "final_norm": "head_formula"}
+"""Options that switch a norm at an end of the stream on or off, and the formula that each one replaces."""
+NO_EFFECT_WITHOUT_NORM = "has no effect with norm=none; leave it out or choose a norm"
+
+
+@dataclass(kw_only=True, slots=True)
+class Placement:
+    """A placement and its options. Registered under `name`, the value of `placement=`."""
+
+    version: ClassVar[int] = 1
+    """Part of a run's identity. Raise it when the placement computes something else for the same options."""
+    title: ClassVar[str] = ""
+    """The name in papers, which tables and figures print; empty if it is `name`. A subclass does not inherit it."""
+    formula: ClassVar[str]
+    """One block's update of the stream x: Python statements `name = expression` separated by "; ". `normlab verify`
+    evaluates it in float64 and compares the model with it.
+
+    `A(.)` is attention, `M(.)` the MLP; a formula with `F(.)` is evaluated twice a block, first with A, then with M.
+    `A(x) = W_out(heads(x))`, `M(x) = W_down(hidden(x))`; `heads_qkv` has a norm on each head's q, k and v,
+    `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
+    next norm of the block, in call order, each used once. `L` is the number of blocks, `l` the number of this block,
+    from 1, `D` the width, `t` the number of updates, if the wiring counts them. The functions are `sqrt`, `ln`, `min`,
+    `max` of numbers; of tensors `abs`, `silu`, `softplus`, `sigmoid`, `tanh`, `stop` (no gradient) and `norm2` (the
+    L2 norm over the channels). The placement's options are known by their names. Any other name is a stream, a
+    temporary variable, or a learned parameter of the wiring: its dotted name with `_` for `.`, or, in a formula with F,
+    its name in the module of that sub-layer. `verify` rejects unknown names, and names with two
+    meanings. Python's functions and torch's methods are unknown on purpose: `sum(x)` and `x.sum()` would add over the
+    batch, not over the channels. Only the shape may be used: `.mT`, `.flatten`, `.unflatten`."""
+    source: ClassVar[str]
+    init: ClassVar[str]
+    """The init rule of the placement, which `init=auto` selects."""
+    embedding_formula: ClassVar[str] = ""
+    """Statements that make the streams from x, the embeddings; empty if x is the stream."""
+    weights_formula: ClassVar[str] = ""
+    """Statements before `formula`, whenever it is evaluated: numbers by which streams are read, written and mixed.
+
+    Of n streams, x (B, T, n, D), `read(a, x)` is sum_i a_i x_i, `write(b, y)` is y b_i in stream i, and `mix(c, x)` is
+    sum_i c_ij x_i in stream j. More functions are `copies`, `ones`, `tanh`, `sigmoid`, `sinkhorn` and `rms`, over the
+    last axis, with 1e-6 added to the square. The placement's options are known by their names."""
+    head_weights_formula: ClassVar[str] = ""
+    """Statements before `head_formula`, as `weights_formula`."""
+    head_formula: ClassVar[str] = ""
+    """Statements that make x, the input of the head, from the streams."""
+    inside: ClassVar[str] = ""
+    """Statements inside the sub-layers and on the logits: `q = ...` for each query and key after RoPE, `a = ...` for
+    the products q.k (default: divided by sqrt(K)), `h = ...` for `W_up x` and `W_gate x`, `z = ...` for the logits.
+    `scale` is a learned parameter, `K` the width of a head."""
+    incompatible_inits: ClassVar[Mapping[str, str]] = {}
+    """Init rules that do not fit the placement, with the reason; `other` stands for all except `init`."""
+    initial_values: ClassVar[Mapping[str, str]] = {}
+    """Initial values of the parameters outside linear layers and norms, by name in a block (`wiring.gate`) or in the
+    model (`head.logits.scale`): expressions for a number or a list, in L, l, D, `M` (width of the MLP), `H` (heads),
+    `V` (vocabulary) and the placement's options. It also has the parameters of norms that the placement initialises
+    itself; those expressions may use the norm's options."""
+    unit_length: ClassVar[Mapping[str, str]] = {}
+    """Names, separated by spaces, of the matrices that `project` normalises to length 1 by `rows` or `columns`."""
+    note: ClassVar[str] = ""
+    """Other meanings of the name in the literature."""
+    parameters: ClassVar[str] = "0"
+    """Number of parameters outside linear layers and the run's norms, for a model with SwiGLU: an expression in L, D,
+    H, M and V, as in `initial_values`."""
+    equals: ClassVar[str] = ""
+    """Placements that give the same logits from the same weights, with the condition."""
+    pitfalls: ClassVar[tuple[str, ...]] = ()
+    """Known errors and confusions, one sentence each."""
+
+    name: str
+    """The registered name, fixed by the placement."""
+    embedding_norm: bool | None = option(
+        None, "A norm on the embeddings, before the first block; null for the placement's default."
+    )
+    final_norm: bool | None = option(
+        None, "A norm on the stream, before the LM head; null for the placement's default."
+    )
+
+    @property
+    def full_formula(self) -> str:
+        """`weights_formula` and `formula`."""
+        return "; ".join(filter(None, (self.weights_formula, self.formula)))
+
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether a block without its norms is x = x + F(x)."""
+        return False
+
+    @property
+    def has_standard_matrices(self) -> bool:
+        """Whether only the linear layers of the sub-layers, embeddings and head are matrices, with the usual scores."""
+        return False
+
+    @property
+    def has_free_branches(self) -> bool:
+        """Whether a block is x = x + F(N(x)), or without norms, so that no norm undoes a factor on F."""
+        return False
+
+    @property
+    def has_switches(self) -> bool:
+        """Whether each end of the stream has nothing but a norm, so that `SWITCHES` apply."""
+        return {self.embedding_formula, self.head_formula} <= {"", NORM_UPDATE}
+
+    @property
+    def end_formulas(self) -> tuple[str, str]:
+        """`embedding_formula` and `head_formula`, as changed by the switches."""
+        embedding_formula, head_formula = (
+            getattr(self, default) if (value := getattr(self, switch)) is None else NORM_UPDATE if value else ""
+            for switch, default in SWITCHES.items()
+        )
+        return embedding_formula, head_formula
+
+    def without_defaults(self, depth: int) -> Self:
+        """Return this placement without the options that repeat its default at this depth."""
+        unset = {
+            switch: None
+            for switch, default in SWITCHES.items()
+            if getattr(self, switch) == (getattr(self, default) == NORM_UPDATE)
+        }
+        return replace(self, **unset)
+
+    def validate(self) -> None:
+        """Reject options that contradict each other or that the placement does not have.
+
+        Raises:
+            ConfigError: A switch is set, and the placement does more than a norm at the ends of the stream.
+        """
+        for switch in SWITCHES:
+            if (value := getattr(self, switch)) is not None and not self.has_switches:
+                formulas = "; ".join(filter(None, (self.embedding_formula, self.head_formula)))
+                raise ConfigError(
+                    f"placement.{switch}={str(value).lower()}: {self.name} does not have this option, because the ends "
+                    f"of the stream are part of its definition ({formulas}); leave it out, or null if a recipe "
+                    "sets it"
+                )
+
+    def check_norm(self, norm: NormConfig) -> None:
+        """Raise ConfigError if the placement does not work with this norm."""
+
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
+        """Raise ConfigError if an option has no effect with this norm or at this depth.
+
+        An option that repeats the default is valid, because a grid may contain it.
+        """
+        for switch in SWITCHES:
+            if norm.name == "none" and (value := getattr(self, switch)) is not None:
+                raise ConfigError(f"placement.{switch}={str(value).lower()}: {NO_EFFECT_WITHOUT_NORM}")
+
+    def has_norms(self, depth: int) -> bool:
+        """Return whether a model of `depth` blocks contains the run's norm outside `model.qk_norm`."""
+        return True
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        """Return the wiring of block `layer` (from 0) of `depth`: a module `forward(stream, attn, mlp) -> stream`.
+
+        `attn` and `mlp` are the sub-layers (`wiring.Branch`), callables from `(B, T, D)` to `(B, T, D)`. If the wiring
+        adds another tensor than their output, it passes that tensor to `attn.mark_update(...)`. A number that differs
+        between layers is a buffer of the module, never a Python float: one compiled graph then serves every layer.
+        """
+        raise NotImplementedError
+
+    def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
+        """Return the subset of `INNER_SITES` with a norm in block `layer` (from 0)."""
+        return frozenset()
+
+    def head_scale(self) -> bool:
+        """Return whether heads' outputs have learned factors (initially 1), before `attn_inner`."""
+        return False
+
+    def matmul_weights(self, depth: int, width: int) -> int:
+        """Return the products of all wirings for each token, each counted as a weight of a linear layer."""
+        return 0
+
+    def kept_numbers(self, depth: int, width: int) -> int:
+        """Return the float32 numbers of a token that a block's wiring keeps for the backward pass, at least."""
+        return 0
+
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the module from embeddings to stream, `forward(x) -> stream`, or None.
+
+        The default is a norm if `embedding_formula` is one.
+        """
+        return make_norm(width) if self.embedding_formula == NORM_UPDATE else None
+
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the module that makes the input of the head, `forward(stream) -> x`, or None.
+
+        The default is a norm if `head_formula` is one.
+        """
+        return make_norm(width) if self.head_formula == NORM_UPDATE else None
+
+    def input_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the module of `embed_stream`; the option `embedding_norm` overrides it."""
+        if self.embedding_norm is None:
+            return self.embed_stream(width, make_norm)
+        return make_norm(width) if self.embedding_norm else None
+
+    def output_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
+        """Return the module of `read_stream`; the option `final_norm` overrides it."""
+        if self.final_norm is None:
+            return self.read_stream(width, make_norm)
+        return make_norm(width) if self.final_norm else None
+
+    def attention_scale(self, head_width: int) -> float:
+        """Return the factor on q.k before the softmax."""
+        return head_width**-0.5
+
+    def qk_transform(self, heads: int, head_width: int) -> nn.Module | None:
+        """Return the module applied to queries and keys, (B, H, T, K), after RoPE, or None."""
+        return None
+
+    def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module | None:
+        """Return the module applied to `W_up x` (site `up`) or `W_gate x` (`gate`), or None."""
+        return None
+
+    def logits_transform(self, vocab_size: int, width: int) -> nn.Module | None:
+        """Return the module applied to the logits, or None. It has no buffers and treats each token alone."""
+        return None
+
+    def project(self, weights: Mapping[str, Tensor]) -> None:
+        """Project the parameters onto a constraint, in place, after init and after each update.
+
+        In a pack each tensor has a leading axis of runs, so count axes from the end.
+        """
+
+
+def projects(placement: Placement) -> bool:
+    return type(placement).project is not Placement.project
+
+
+PLACEMENTS: dict[str, Placement] = {}
+"""Each placement with its default options, by name."""
+
+
+def register_placement(placement: Placement, *, same: bool = True) -> Placement:
+    """Register a placement, with its default options, under its name; `same`: as for `claim_name`.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    initial_values = vars(type(placement)).get("initial_values", {})
+    if not isinstance(initial_values, property):  # `register_row` checks the `initial_values` of a row
+        check_initial_values("placement", placement.name, initial_values)
+    claim_name("placement", placement.name, known=placement.name in PLACEMENTS, same=same)
+    PLACEMENTS[placement.name] = placement
+    return placement
+
+
+def load_all() -> dict[str, Placement]:
+    package = importlib.import_module("normlab.catalogue.placements")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normlab.catalogue.placements.{module.name}")
+    return PLACEMENTS

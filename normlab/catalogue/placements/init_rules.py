@@ -1,0 +1,205 @@
+"""Init rules: the initial standard deviation of each weight matrix. Imports no torch.
+
+A rule is one function from a `Weight` (role, fans, depth of the model) to a standard deviation; weights are drawn
+from a normal distribution with mean 0. Biases start at 0; a norm sets its own gains. Roles: `embed.tokens`,
+`embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.gate`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
+
+Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from normlab.base.plugins import claim_name
+
+OUTPUTS = ("attn.out", "mlp.down")
+"""Roles whose output is added to the residual stream."""
+EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
+ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "attn.gate", "mlp.up", "mlp.gate")
+ZERO = (*OUTPUTS, "head")
+"""Roles that start at 0 in recipes whose sub-layers and logits do."""
+UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k", "attn.gate")
+"""Roles that the rules based on Xavier do not scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The properties of a weight matrix that an init rule may use."""
+
+    role: str
+    fan_in: int
+    fan_out: int
+    depth: int
+    """Number of blocks L; the stream receives 2L additions."""
+    width: int
+    """Width of the residual stream."""
+    layer: int = 0
+    """Number of the block, counted from 1; 0 outside the blocks."""
+
+
+InitRule = Callable[[Weight], float]
+
+INIT_RULES: dict[str, InitRule] = {}
+
+INIT_RULE_VERSIONS: dict[str, int] = {}
+"""Part of a run's identity, by rule; 1 for a rule without an entry. Raise it when a rule gives other numbers."""
+
+
+def init_rule(rule: InitRule) -> InitRule:
+    """Register a rule under the name of its function.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    claim_name("init rule", rule.__name__, known=rule.__name__ in INIT_RULES)
+    INIT_RULES[rule.__name__] = rule
+    return rule
+
+
+def standard_deviations(name: str, *, depth: int, width: int, mlp_width: int, vocab_size: int) -> list[float]:
+    """Return the standard deviations of all roles, layers and fans in a model of these sizes.
+
+    Embeddings and head exist outside the blocks only (layer 0), every other role in the blocks only.
+    """
+    rule = INIT_RULES[name]
+    fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
+    return [
+        rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
+        for role in ROLES
+        for layer in ([0] if role in EMBEDDINGS else range(1, depth + 1))
+        for fan_in, fan_out in fans
+    ]
+
+
+@init_rule
+def gpt2(weight: Weight) -> float:
+    """N(0, 0.02) for every matrix.
+
+    Source: Radford et al. 2019 as in openai/gpt-2; the position embedding too, as in nanoGPT.
+    """
+    return 0.02
+
+
+@init_rule
+def gpt2_scaled(weight: Weight) -> float:
+    """N(0, 0.02), and 0.02 / sqrt(2L) for the two matrices of a block that write into the stream.
+
+    Source: Radford et al. 2019, section 2.3: 1 / sqrt(N) at initialisation, N the number of residual layers.
+    """
+    return 0.02 / math.sqrt(2 * weight.depth) if weight.role in OUTPUTS else 0.02
+
+
+@init_rule
+def xavier(weight: Weight) -> float:
+    """sqrt(2 / (fan_in + fan_out)) for the blocks' matrices; N(0, 0.02) for embeddings and head.
+
+    Source: Glorot & Bengio 2010, eq. 16, in its normal form; used with post-norm by
+    Xiong et al. 2020, arXiv:2002.04745, section 3.
+    """
+    if weight.role in EMBEDDINGS:
+        return 0.02
+    return math.sqrt(2 / (weight.fan_in + weight.fan_out))
+
+
+@init_rule
+def xavier_scaled(weight: Weight) -> float:
+    """Xavier, divided by sqrt(L) for every matrix of a block.
+
+    Source: after the public code of B2T (Takase et al. 2022, arXiv:2206.00330), which divides the init of fairseq by
+    sqrt(L): Xavier for attention, with queries, keys and values divided by sqrt(2), and torch's default for the MLP.
+    """
+    return xavier(weight) / (1 if weight.role in EMBEDDINGS else math.sqrt(weight.depth))
+
+
+@init_rule
+def deepnorm(weight: Weight) -> float:
+    """Xavier, times beta = (8L)^(-1/4) for values, attention output and MLP; queries and keys are not scaled.
+
+    Source: Wang et al. 2022, arXiv:2203.00555, decoder-only.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else (8 * weight.depth) ** -0.25)
+
+
+@init_rule
+def deepnorm_inverse(weight: Weight) -> float:
+    """Xavier, times (8L)^(+1/4) for values, attention output and MLP: the exponent of deepnorm with its sign reversed.
+
+    Source: this project. pixeli99/MixLN and lmsdss/LayerNorm-Scaling have this exponent with another alpha.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else (8 * weight.depth) ** 0.25)
+
+
+@init_rule
+def sub_ln(weight: Weight) -> float:
+    """Xavier, times gamma = sqrt(ln 2L) for values, attention output and MLP; queries and keys are not scaled.
+
+    Source: Wang et al. 2022, arXiv:2210.06423, decoder-only.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else math.sqrt(math.log(2 * weight.depth)))
+
+
+@init_rule
+def smallinit(weight: Weight) -> float:
+    """sqrt(2 / 5D) for every matrix, D the width of the stream: Xavier for a D x 4D matrix.
+
+    Source: Nguyen & Salazar 2019, arXiv:1910.05895.
+    """
+    return math.sqrt(2 / (5 * weight.width))
+
+
+@init_rule
+def smallinit_scaled(weight: Weight) -> float:
+    """smallinit, divided by sqrt(2L) for the two matrices of a block that write into the stream.
+
+    Source: the public code of HybridNorm (Zhuo et al. 2025, arXiv:2503.04598).
+    """
+    return smallinit(weight) / (math.sqrt(2 * weight.depth) if weight.role in OUTPUTS else 1)
+
+
+@init_rule
+def depth_scaled(weight: Weight) -> float:
+    """N(0, 0.02), and 0.02 / sqrt(2l) for the two matrices of block l that write into the stream.
+
+    Source: Zhang, Titov & Sennrich 2019, arXiv:1908.11365, the idea; this form is that of GPT-style code.
+    """
+    return 0.02 / math.sqrt(2 * weight.layer) if weight.role in OUTPUTS else 0.02
+
+
+@init_rule
+def tinyinit(weight: Weight) -> float:
+    """sqrt(1 / (2 D L)) for every matrix of a block, D the width of the stream; N(0, 0.5) for the token embedding.
+
+    Positions and head start at N(0, 0.02), our choice; a tied head starts at N(0, 0.5) with the embedding.
+
+    Source: Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), as a secondary source reports it.
+    """
+    if weight.role in EMBEDDINGS:
+        return 0.5 if weight.role == "embed.tokens" else 0.02
+    return math.sqrt(1 / (2 * weight.width * weight.depth))
+
+
+@init_rule
+def nanochat(weight: Weight) -> float:
+    """0 for outputs and head, N(0, 1) for embeddings, min(1, sqrt(fan_out / fan_in)) / sqrt(fan_in) for the others.
+
+    A tied head starts at N(0, 1) with the embedding.
+
+    Source: karpathy/nanochat at 3a5e0bc; the last after Yang et al. 2023, arXiv:2310.17813.
+    """
+    if weight.role in EMBEDDINGS or weight.role in ZERO:
+        return float(weight.role not in ZERO)
+    return min(1, math.sqrt(weight.fan_out / weight.fan_in)) / math.sqrt(weight.fan_in)
+
+
+@init_rule
+def modded(weight: Weight) -> float:
+    """0 for outputs and head, N(0, 1) for embeddings, sqrt(0.33 / fan_in) for the others.
+
+    A tied head starts at N(0, 1) with the embedding.
+
+    Source: KellerJordan/modded-nanogpt at f411b3d, track 3.
+    """
+    if weight.role in EMBEDDINGS or weight.role in ZERO:
+        return float(weight.role not in ZERO)
+    return math.sqrt(0.33 / weight.fan_in)

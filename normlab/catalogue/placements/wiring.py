@@ -1,0 +1,136 @@
+"""The wiring modules of the residual algebra, and modules shared by other wirings.
+
+Shapes: B batch, T time, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normlab.base.plugins import COUNTER
+from normlab.catalogue.placements.base import MakeNorm
+
+if TYPE_CHECKING:
+    from normlab.catalogue.placements.algebra import SubLayer
+
+
+MIXING = "mixing"
+"""The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
+
+
+UPDATES = f"branch{COUNTER}"
+
+
+class Branch:
+    """A sub-layer times a factor, (B, T, D) to (B, T, D), that records the tensor added to the stream.
+
+    Statistics of a branch are computed on this tensor. It is the sub-layer's output, unless the wiring calls
+    `mark_update` with another tensor.
+    """
+
+    def __init__(self, sublayer: Callable[[Tensor], Tensor], factor: float = 1.0):
+        self.sublayer = sublayer
+        self.factor = factor
+        self.last_update: Tensor | None = None
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        """Return the output of the sub-layer, marked as the update of the stream."""
+        branch_BTD = self.sublayer(x_BTD)
+        return self.mark_update(branch_BTD if self.factor == 1 else branch_BTD * self.factor)
+
+    def mark_update(self, branch_BTD: Tensor) -> Tensor:
+        """Record the tensor that is added to the stream, and return it unchanged."""
+        self.last_update = branch_BTD
+        return branch_BTD
+
+
+@lru_cache(maxsize=64)  # each layer asks again, which would be quadratic in the depth
+def _is_needed(schedule: Callable[[int, int], float], depth: int) -> bool:
+    """Return whether the factor of any layer is not 1."""
+    return any(schedule(layer, depth) != 1.0 for layer in range(1, depth + 1))
+
+
+class Residual(nn.Module):
+    """x <- C(a x + r g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors.
+
+    With `warmup` r grows with the number of updates, which the training step writes into `branch_updates`.
+    """
+
+    skip: Tensor | None
+    branch: Tensor | None
+    shrink: Tensor | None
+    branch_updates: Tensor
+    rate: Tensor
+
+    def __init__(
+        self, sub: SubLayer, layer: int, depth: int, width: int, make_norm: MakeNorm, warmup: int | None = None
+    ):
+        super().__init__()
+        self.grows = warmup is not None
+        if warmup is not None:
+            self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
+            self.register_buffer("rate", torch.tensor(depth / (warmup * layer), dtype=torch.float64))
+        self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
+        for name in ("skip", "branch", "shrink"):
+            schedule = getattr(sub, name)
+            needed = _is_needed(schedule, depth)
+            # A buffer in every layer if any layer needs the factor, so that all layers share one compiled graph. A
+            # float64 scalar multiplies a float32 tensor as a float32 number, and a float64 tensor without loss.
+            self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if needed else None)
+        if sub.out_gain is not None:
+            affine: Any = self.norms["out"].get_submodule("affine")
+            affine.set_initial_gain(sub.out_gain(layer, depth))
+        self.scale: nn.Parameter | None = None
+        if sub.scale is not None:
+            shape = (width,) if sub.scale_per_channel else ()
+            self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
+
+    def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
+        branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
+        if self.shrink is not None:
+            branch_BTD = branch_BTD / self.shrink
+        branch_BTD = sublayer(branch_BTD)
+        if "out" in self.norms:
+            branch_BTD = self.norms["out"](branch_BTD)
+        if self.branch is not None:
+            branch_BTD = branch_BTD * self.branch
+        if self.scale is not None:
+            # The vector is float32; the stream keeps its own dtype.
+            branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
+        if self.grows:
+            branch_BTD = branch_BTD * (self.branch_updates * self.rate).clamp(max=1)
+        branch_BTD = sublayer.mark_update(branch_BTD)
+        skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
+        sum_BTD = skip_BTD + branch_BTD
+        return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD
+
+
+class Sequential(nn.Module):
+    """Attention, then the MLP, each added to the stream by its own module."""
+
+    def __init__(self, attn: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.attn = attn
+        self.mlp = mlp
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        return self.mlp(self.attn(x_BTD, attn), mlp)
+
+
+class TwoNorms(nn.Module):
+    """The base class of a wiring with one norm for attention and one for the MLP.
+
+    The norms that stand after an addition are its `output_norms`, by name; their gains have a group of their own.
+    """
+
+    output_norms: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.attn_norm = make_norm(width)
+        self.mlp_norm = make_norm(width)

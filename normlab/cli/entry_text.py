@@ -1,0 +1,97 @@
+"""The entries of the catalogue for `normlab list`: as the rows of a table, or one entry as text."""
+
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from normlab.catalogue.entries import Entry
+from normlab.report.tables import Row
+
+_COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
+    "norms": {
+        "norm": "name", "formula": "formula", "parameters": "parameters",
+        "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
+        "source": lambda entry: entry.get("source") or entry["about"],
+    },
+    "placements": {
+        "placement": "name", "formula": "formula", "parameters": "parameters", "equals": "equals", "init": "init",
+        "source": "source", "note": "note",
+    },
+    "models": {
+        "model": "name",
+        **{
+            option: lambda entry, option=option: entry["sets"][option]
+            for option in ("depth", "width", "heads", "context", "positions", "mlp")
+        },
+        "about": "about",
+    },
+    "recipes": {"recipe": "name", "about": lambda entry: entry["about"].partition(": ")[0]},
+    "data": {"data": "name", "about": "about"},
+    "optim": {"optim": "name", "formula": "formula", "source": "source"},
+    "init": {
+        "init": "name", "formula": "formula", "placements": lambda entry: ", ".join(entry["placements"]),
+        "source": "source",
+    },
+    "options": {
+        "option": "name", "default": lambda entry: _text_of(entry["default"]),
+        "about": lambda entry: f"{entry['about']}{_choices(entry)}",
+    },
+    "stats": {"statistic": "name", **{key: key for key in ("tier", "of", "formula", "unit", "question")}},
+}  # fmt: skip
+"""The columns of each kind's table: the title, and the key of the entry or a function of it."""
+
+
+def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
+    return [
+        {title: value(entry) if callable(value) else entry.get(value) for title, value in _COLUMNS[kind].items()}
+        for entry in entries
+    ]
+
+
+# One entry
+
+INDENT = 24
+
+
+def entry_text(entry: Entry, width: int) -> str:
+    """Return an entry as text, a line for each property that is not empty, then the documentation."""
+    width = max(width, 56)
+    lines = [entry["name"]]
+    for key, value in entry.items():
+        if value in (None, "", [], (), {}) or key in ("name", "about", "documentation"):
+            continue
+        texts = _texts_of(value)
+        heading = f"  {key.replace('_', ' '):{INDENT - 2}}"
+        if len(texts) > 1:
+            lines.append(heading.rstrip())
+            heading = "    - "
+        lines += [line for text in texts for line in _fold(heading + text, width, INDENT if len(texts) == 1 else 6)]
+    about = entry.get("documentation") or entry.get("about") or ""
+    paragraphs = [
+        _fold(f"  {' '.join(part.split())}", width, 2) for part in re.split(r"\n\n|\n(?=- )", about) if part.strip()
+    ]
+    return "\n".join([*lines, "", *(line for paragraph in paragraphs for line in paragraph)]).rstrip()
+
+
+def _texts_of(value: Any) -> list[str]:
+    """Return a value of an entry as texts: one for each item of a mapping, option or long text."""
+    if isinstance(value, dict):
+        return [f"{key}: {text}" for key, text in value.items()]
+    if not isinstance(value, list):
+        return [_text_of(value)]
+    if all(isinstance(item, dict) for item in value):
+        return [f"{item['option']}={_text_of(item['default'])}{_choices(item)}: {item['about']}" for item in value]
+    return [", ".join(value)] if max(map(len, value)) < INDENT else value
+
+
+def _choices(option: Entry) -> str:
+    return f" ({', '.join(option['choices'])})" if option.get("choices") else ""
+
+
+def _text_of(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fold(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)

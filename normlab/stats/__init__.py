@@ -1,1 +1,0 @@
-"""The statistics of a run: definitions (`registry`), arrays and computation (`measure`)."""

@@ -1,6 +1,6 @@
 """Closed-form laws of signal propagation at initialisation, with their sources' init rules.
 
-That init rule may differ from the placement's own, `init_rules.INIT_OF_PLACEMENT`.
+That init rule may differ from the placement's own.
 
 The models are small: layer norm without gain and bias, no biases, untied embeddings. Profiles are means over a few
 seeds, because a gradient differs between seeds by up to a factor of three.

@@ -23,9 +23,8 @@ from normlab.training.machine import resolve
 from normlab.verify import placements
 from normlab.verify.check import Check
 from normlab.verify.compiled import compiled_check, graphs_check
-from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
-from normlab.verify.init_rules import placement_init_check, rule_checks
+from normlab.verify.init_rules import rule_checks
 from normlab.verify.norm_contract import contract_checks, options_have_effect
 from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
 from normlab.verify.signed_error import signed_error_check
@@ -90,7 +89,6 @@ def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
 def checks_of_run(config: RunConfig) -> Iterator[Check]:
     """Yield the checks of one run: its norm, its placement and its block, with their options."""
     norm, placement, small = config.norm, config.placement, build_small(shrink(config))
-    yield from default_check(norm.name)
     yield from checks_of_norm(norm, small.config.model.width, config)
     subject = _block(config)
     yield placements.formula_check(small, subject)
@@ -146,8 +144,7 @@ def _block(config: RunConfig) -> str:
 
 
 def checks_of_default_norm(name: str) -> Iterator[Check]:
-    """Yield the checks of a registered norm with its defaults, and of the defaults."""
-    yield from default_check(name)
+    """Yield the checks of a registered norm with its defaults."""
     norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
     yield from checks_of_norm(norm, small_config(norm, PLACEMENTS["pre"]).model.width)
 
@@ -229,8 +226,7 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
 
 
 def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
-    """Yield the checks of a placement's init rule, parameters, factors and projection."""
-    yield from placement_init_check(placement)
+    """Yield the checks of a placement's parameters, factors and projection."""
     yield from placements.wiring_check(placement, subject)
     yield from placements.factor_check(placement, subject)
     yield from placements.inside_check(placement, subject)

@@ -1,11 +1,9 @@
 """`normlab verify`: the catalogue passes every check, and a wrong entry fails one."""
 
-import dataclasses
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +12,13 @@ from normlab.catalogue.norms.base import NORMS, load_all
 from normlab.catalogue.placements.algebra import AlgebraPlacement, Row, SubLayer
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.base import load_all as load_placements
-from normlab.catalogue.placements.init_rules import INIT_RULES
-from normlab.catalogue.placements.table import ROWS
 from normlab.catalogue.placements.wiring import Residual
 from normlab.config.compose import compose_run, norm_presets, register
 from normlab.model.small import SmallModel, build_small, small_config
 from normlab.verify import init_laws, placements, selection
 from normlab.verify.check import Check, LargestError
-from normlab.verify.defaults import DEFAULTS, default_check
-from normlab.verify.init_rules import CLOSED_FORMS, INIT_OF_PLACEMENT, placement_init_check, rule_checks
 from normlab.verify.norm_contract import invariance_check
 from normlab.verify.norms import oracle_checks, reference_checks
-from normlab.verify.variants import option_fields, other_values
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -59,34 +52,10 @@ def test_a_placement_passes_its_checks(name: str, thorough: bool) -> None:
     assert failed(selection.checks_of_placement(PLACEMENTS[name], thorough=thorough)) == []
 
 
-@pytest.mark.parametrize("rule", INIT_RULES)
-def test_an_init_rule_passes_its_checks(rule: str) -> None:
-    assert failed(rule_checks(rule)) == []
-
-
 @pytest.mark.exhaustive
 def test_presets_pass_their_checks() -> None:
     for norm in norm_presets():
         assert failed(oracle_checks(norm, norm.label, [norm], 16)) == []
-
-
-@pytest.mark.parametrize("name", sorted(DEFAULTS))
-def test_a_wrong_default_fails_the_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind: Any = NORMS[name]
-    assert failed(default_check(name)) == []
-    for field in option_fields(kind()):
-        other = next(other_values(kind(), field, 16), None)
-        if other is None:
-            continue
-        with monkeypatch.context() as patch:
-            patch.setitem(kind.__init__.__kwdefaults__, field.name, getattr(other, field.name))
-            (check,) = default_check(name)
-            assert not check.passed, field.name
-            assert f", found {field.name}={getattr(other, field.name)}" in check.result
-
-
-def test_the_table_of_defaults_has_every_norm_of_the_package() -> None:
-    assert set(DEFAULTS) == {name for name, kind in NORMS.items() if kind.__module__.startswith("normlab.")}
 
 
 # Wrong entries fail
@@ -177,33 +146,6 @@ def test_the_names_in_a_message_are_those_that_the_documentation_explains(
     assert {*listed} - {*documented, *algebra.AlgebraPlacement.__dataclass_fields__} == set()
     assert {*listed} & {"name", "copies", "mix", "embedding_norm", "final_norm"} == set()
     assert [each for each in listed if each.startswith("norm_")] == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("post", "gpt2"), ("sub_ln", "gpt2"), ("deepnorm", "xavier"), ("hybridnorm", "gpt2"), ("pre", "gpt2")],
-)
-def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normlab.catalogue.placements import algebra
-
-    (right,) = placement_init_check(PLACEMENTS[name])
-    monkeypatch.setitem(algebra.ROWS_BY_NAME, name, dataclasses.replace(algebra.ROWS_BY_NAME[name], init=wrong))
-    checks = [
-        check
-        for check in selection.checks_of_placement(PLACEMENTS[name], thorough=False)
-        if check.claim.startswith("has init=")
-    ]
-    assert [(check.passed, check.reference_kind) for check in (right, *checks)] == [(True, ""), (False, "")]
-    assert checks[0].result.startswith(f"expected {right.claim.partition('=')[2]}, found {wrong} (")
-
-
-def test_the_table_of_inits_has_every_placement_of_the_package() -> None:
-    assert set(CLOSED_FORMS) == {name for name in INIT_RULES if INIT_RULES[name].__module__.startswith("normlab.")}
-    own_wiring = {name for name, it in load_placements().items() if not isinstance(it, AlgebraPlacement)}
-    ours = {name for name in own_wiring if type(PLACEMENTS[name]).__module__.startswith("normlab.")}
-    assert {row.name for row in ROWS} | ours == INIT_OF_PLACEMENT.keys()
-    assert list(placement_init_check(AlgebraPlacement(name="a_plugins"))) == []
 
 
 def test_the_law_of_another_placement_fails(monkeypatch: pytest.MonkeyPatch) -> None:

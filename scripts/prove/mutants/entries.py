@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -22,18 +23,25 @@ from normlab.catalogue.placements import base as placement_base
 from normlab.catalogue.placements.algebra import EarlyBlocks, Row, SubLayer
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.init_rules import INIT_RULES
-from normlab.verify import init_rules as init_rule_checks
 from normlab.verify import selection
 from normlab.verify.check import Check
+
+TESTS = Path(__file__).parents[3] / "tests"
+sys.path.append(str(TESTS))
+
+from support.init_rule_forms import placement_init_check, rule_checks  # noqa: E402
+from support.norm_defaults import default_check  # noqa: E402
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
     for name in names:
+        yield from default_check(name)
         yield from selection.checks_of_default_norm(name)
 
 
 def placement_checks(*names: str) -> Iterator[Check]:
     for name in names:
+        yield from placement_init_check(PLACEMENTS[name])
         yield from selection.checks_of_placement(PLACEMENTS[name], thorough=False)
 
 
@@ -100,9 +108,8 @@ def affine_checks() -> Iterator[Check]:
 
 def test_checks(*names: str) -> Iterator[Check]:
     """Run files of tests, which compare with other implementations, in this process."""
-    tests = Path(__file__).parents[3] / "tests"
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(str(tests / name) for name in names)])
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(str(TESTS / name) for name in names)])
     claim = "equal other implementations"
     yield Check(" ".join(names), claim, passed=code == pytest.ExitCode.OK, result=str(code))
 
@@ -159,9 +166,9 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     rules = importlib.import_module("normlab.catalogue.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))
-        entries[f"init {rule}"] = mutants, partial(init_rule_checks.rule_checks, rule)
+        entries[f"init {rule}"] = mutants, partial(rule_checks, rule)
     tables = list(code_mutants("init roles", rules, TABLES[rules.__name__]))
-    entries["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in init_rule_checks.rule_checks(rule))
+    entries["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in rule_checks(rule))
     return entries
 
 

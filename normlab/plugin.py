@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normlab.base.plugins import COUNTER
     from normlab.catalogue.norms.affine import Affine, NormModule, working_dtype
     from normlab.catalogue.norms.base import AffineNormConfig, NormConfig, register_norm
+    from normlab.catalogue.parameters import parameter
     from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
     from normlab.catalogue.placements.base import Placement, register_placement
     from normlab.catalogue.placements.init_rules import Weight, init_rule
@@ -28,6 +29,7 @@ _MODULES = {
     "base.plugins": ("COUNTER",),
     "catalogue.norms.affine": ("Affine", "NormModule", "working_dtype"),
     "catalogue.norms.base": ("AffineNormConfig", "NormConfig", "register_norm"),
+    "catalogue.parameters": ("parameter",),
     "catalogue.placements.algebra": ("Row", "SubLayer", "register_row"),
     "catalogue.placements.base": ("Placement", "register_placement"),
     "catalogue.placements.init_rules": ("Weight", "init_rule"),
@@ -62,6 +64,7 @@ __all__ = [
     "interaction",
     "moments_over_ranks",
     "option",
+    "parameter",
     "register_norm",
     "register_placement",
     "register_row",

@@ -210,8 +210,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 import torch
 from torch import nn
-from normlab.catalogue.norms.base import NormConfig, register_norm
-from normlab.base.options import option
+from normlab.plugin import NormConfig, option, parameter, register_norm
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
@@ -232,7 +231,8 @@ class {name}(NormConfig):
 class Gain(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.gain, self.shift = nn.Parameter(torch.full((width,), 2.0)), nn.Parameter(torch.tensor(0.0))
+        self.gain = parameter(torch.full((width,), 2.0), role="gain")
+        self.shift = parameter(torch.tensor(0.0), role="scalar")
 
     def forward(self, x):
         return x * self.gain + self.shift
@@ -261,6 +261,25 @@ def test_verify_names_the_group_of_each_parameter(tmp_path: Path) -> None:
     norm = compose_run([learned(tmp_path, "grouped", ""), "norm=grouped"]).norm
     line = str(groups_of_norm(norm, "norm grouped", 16))
     assert line == "ok    norm grouped: groups of the optimiser:  gain: gains.input, shift: scalars"
+
+
+def test_a_parameter_without_a_role_is_an_error(run_command: Command, tmp_path: Path) -> None:
+    """Its group of the optimiser, and so its weight decay, would follow from the letters of its name."""
+    override = learned(tmp_path, "without_role", "")
+    file = tmp_path / "without_role.py"
+    file.write_text(
+        file.read_text().replace('parameter(torch.full((width,), 2.0), role="gain")', "nn.Parameter(torch.ones(width))")
+    )
+    for command in ("train", "verify"):
+        code, out, err = run_command(command, override, "norm=without_role", "model.depth=1")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "gain: is a parameter without a role; make it with normlab.plugin.parameter(values, role=...)" in err
+    file.write_text(
+        file.read_text().replace("nn.Parameter(torch.ones(width))", 'parameter(torch.ones(width), role="g")')
+    )
+    code, out, err = run_command("train", override, "norm=without_role", "model.depth=1", "train.steps=1")
+    assert (code, out) == (2, "")
+    assert "unknown role 'g': choose one of bias, gain, matrix, scalar" in err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm
 from normlab.config.model import ModelConfig
 from normlab.model.instrument import observe
@@ -161,7 +162,7 @@ class Attention(nn.Module):
         gates = {"head": config.heads, "channel": width}.get(config.attn_gate)
         self.gate = nn.Linear(width, gates, bias=False) if gates else None
         """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
-        self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
+        self.head_scale = parameter(torch.ones(config.heads), role="scalar") if head_scale else None
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if config.v_norm:
             self.norms["v"] = make_norm(width // config.heads, plain=True)
@@ -174,7 +175,7 @@ class Attention(nn.Module):
         self.qk_scale = config.qk_scale
         self.softcap = config.attn_softcap
         is_learned = config.value_residual == "learned" and layer > 0
-        self.value_mix = nn.Parameter(torch.tensor(0.5)) if is_learned else None
+        self.value_mix = parameter(torch.tensor(0.5), role="scalar") if is_learned else None
         """m."""
         self.has_value_residual = config.value_residual != "off"
         has_embed = config.has_value_embed(layer)

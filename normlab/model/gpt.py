@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normlab.catalogue.parameters import HEAD, parameter, roles_of
 from normlab.catalogue.placements.base import MakeNorm, Placement
 from normlab.catalogue.placements.wiring import Branch
 from normlab.config.model import ModelConfig
@@ -109,7 +110,10 @@ class Head(nn.Module):
         self.divisor = config.width_ratio
         self.softcap, self.shares_values = config.logit_softcap, config.shares_values
         self.z_loss = config.z_loss
-        self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
+        if config.tie_embeddings:
+            self.weight = tokens.weight
+        else:
+            self.weight = parameter(torch.empty(vocab_size, config.width), role=HEAD)
 
     def forward(self, stream: Any, part: Literal["all", "read", "unembed"] = "all") -> Tensor:
         """Return the logits, shape (B, T, V).
@@ -158,6 +162,8 @@ class GPT(nn.Module):
         self.head = Head(config, placement, make_norm, vocab_size, self.embed.tokens)
         for _, segment in self.segments():
             assign_sites(segment)
+        self.roles = roles_of(self)
+        """The role of each parameter (`catalogue.parameters`), by its name."""
 
     def segments(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the segments in order, each with the prefix of its tensors' names in the model."""

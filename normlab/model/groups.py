@@ -11,31 +11,39 @@ from torch import Tensor, nn
 
 from normlab.base.errors import ConfigError
 from normlab.catalogue.optimizers.options import GROUPS, GroupOptions, ParameterGroups
+from normlab.catalogue.parameters import EMBEDDING, HEAD
 from normlab.catalogue.placements.base import projects
-from normlab.catalogue.placements.wiring import MIXING
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import standard_deviation
 from normlab.model.instrument import InstrumentedNorm, instrument
 
-GAINS = ("gain", "gamma", "scale", "radius", "weight")
-"""Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""
+OF_NORMS = {"bias": "biases", "scalar": "scalars", "matrix": "norm_matrices"}
+"""The group of a norm's parameter by its role; a gain's is `gains`, with the place of the norm."""
+OUTSIDE_NORMS = {
+    "gain": "scalars", "bias": "biases", "scalar": "scalars", "matrix": "matrices", EMBEDDING: "embed", HEAD: "head",
+}  # fmt: skip
 DEFAULTS = {"lr": "1", "decay": "null"}
 """The options of a group that change nothing, as overrides."""
 
 
-def groups_of(model: nn.Module) -> dict[str, str]:
-    """Return the group of each parameter of a GPT by the parameter's name, in the order of the model."""
-    of_norms: dict[str, str] = {}
+def groups_of(model: GPT) -> dict[str, str]:
+    """Return the group of each parameter of a GPT by the parameter's name, in the order of the model.
+
+    It follows from the parameter's role, and for a norm's from where the norm stands.
+    """
+    places: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, InstrumentedNorm):
-            for leaf, parameter in module.named_parameters():
-                last = leaf.rpartition(".")[2]
-                group = (
-                    f"gains.{_place_of(name, model)}" if last in GAINS else "biases" if last == "bias" else "scalars"
-                )
-                of_norms[f"{name}.{leaf}"] = "norm_matrices" if parameter.dim() > 1 else group
-    return {name: of_norms.get(name) or _group_outside_norms(name, p.dim()) for name, p in model.named_parameters()}
+            for leaf, _ in module.named_parameters():
+                places[f"{name}.{leaf}"] = _place_of(name, model)
+    groups: dict[str, str] = {}
+    for name, role in model.roles.items():
+        if name in places:
+            groups[name] = f"gains.{places[name]}" if role == "gain" else OF_NORMS[role]
+        else:
+            groups[name] = OUTSIDE_NORMS[role]
+    return groups
 
 
 def _place_of(norm: str, model: nn.Module) -> str:
@@ -45,16 +53,8 @@ def _place_of(norm: str, model: nn.Module) -> str:
         return "final"
     if leaf in ("q", "k", "v"):
         return "qk"
-    return "output" if leaf in ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ())) else "input"
-
-
-def _group_outside_norms(name: str, dim: int) -> str:
-    leaf = name.rpartition(".")[2]
-    if dim >= 2 and leaf != MIXING:
-        if name.startswith("embed.") or name.endswith("attn.value_embed.weight"):
-            return "embed"
-        return "head" if name == "head.weight" else "matrices"
-    return "biases" if leaf.endswith("bias") else "scalars"
+    is_output = leaf in ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ()))
+    return "output" if is_output else "input"
 
 
 _groups: dict[str, dict[str, tuple[str, torch.Size]]] = {}
@@ -131,12 +131,12 @@ class ParameterRow:
         }  # fmt: skip
 
 
-def parameter_rows(config: RunConfig, model: nn.Module) -> list[ParameterRow]:
+def parameter_rows(config: RunConfig, model: GPT) -> list[ParameterRow]:
     """Return one row for each parameter of a run's initial model; equal ones of several blocks share one."""
     return [_merged(list(rows)) for _, rows in groupby(_sorted_rows(config, model), key=_without_block)]
 
 
-def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
+def _sorted_rows(config: RunConfig, model: GPT) -> Iterator[ParameterRow]:
     """Yield a row for each parameter, those of one name in successive blocks one after the other."""
     groups = groups_of(model)
     parameters = dict(model.named_parameters())

@@ -21,7 +21,6 @@ from normlab.catalogue.corpora import StdlibData
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.optimizers.options import AdamW
 from normlab.catalogue.placements.base import Placement
-from normlab.catalogue.placements.wiring import MIXING
 from normlab.config.model import ModelConfig
 from normlab.config.schema import RunConfig
 from normlab.model.attention import attend
@@ -59,7 +58,8 @@ def fill(module: nn.Module, name: str) -> None:
     """Set matrices to hashed numbers over sqrt(fan-in); add 0.3 times such numbers to the rest."""
     for leaf, parameter in module.named_parameters():
         noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
-        if parameter.dim() == 2 and leaf.rpartition(".")[2] != MIXING:
+        # A table of scalars, such as the factors by which streams are mixed, is no weight matrix.
+        if parameter.dim() == 2 and getattr(parameter, "role", "") != "scalar":
             parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
         else:
             parameter.add_(0.3 * noise.to(parameter.dtype))

@@ -160,7 +160,7 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
 
 
 def groups_of_norm(norm: NormConfig, subject: str, width: int) -> Check:
-    """Return a line with the group of each parameter of a norm before a branch, which follows from its name."""
+    """Return a line with the group of each parameter of a norm before a branch, which follows from its role."""
     groups = groups_of(_instrumented_model(small_config(norm, PLACEMENTS["pre"], depth=1)))
     names = [name for name, _ in norm.build(width).named_parameters()]
     return _groups_line(subject, {name: groups[f"blocks.0.wiring.attn.norms.in.{name}"] for name in names})

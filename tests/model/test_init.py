@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.parameters import parameter
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, role_of
@@ -124,7 +125,7 @@ class DrawnGain(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(width))
+        self.weight = parameter(torch.randn(width), role="gain")
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight

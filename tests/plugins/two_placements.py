@@ -13,9 +13,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from normlab.base.options import option
-from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
-from normlab.catalogue.placements.base import Placement, register_placement
+from normlab.plugin import Placement, Row, SubLayer, option, parameter, register_placement, register_row
 
 register_row(
     Row(
@@ -77,7 +75,7 @@ class Unit(nn.Module):
 class Scale(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
+        self.scale = parameter(torch.ones(width), role="scalar")
 
     def forward(self, x):
         return x * self.scale * 10
@@ -86,7 +84,7 @@ class Scale(nn.Module):
 class SphereBlock(nn.Module):
     def __init__(self, width: int, alpha: float):
         super().__init__()
-        self.alphas = nn.Parameter(torch.full((2, width), alpha))
+        self.alphas = parameter(torch.full((2, width), alpha), role="scalar")
 
     def forward(self, h_BTD, attn, mlp):
         for alpha_D, branch in zip(self.alphas, (attn, mlp), strict=True):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.plugin import NormConfig, parameter, register_norm
 
 
 @register_norm
@@ -78,7 +78,7 @@ BREAKS = {
         "return x_D * self.factor\n\n\n", "return self.build(x_D.shape[-1])(x_D)\n\n\n",
     ),
     "declares its initial values": (
-        "self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))",
+        "self.factor = factor", "self.factor, self.w = factor, parameter(torch.ones(3), 'scalar')",
     ),
     "parameters: 0": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
     "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),

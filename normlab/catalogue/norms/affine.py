@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.catalogue.norms.base import AffineNormConfig, NormConfig
+from normlab.catalogue.parameters import parameter
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -24,8 +25,8 @@ class Affine(nn.Module):
         super().__init__()
         self.unit_offset = unit_offset
         start = torch.zeros(width) if unit_offset else torch.ones(width)
-        self.gain = nn.Parameter(start) if gain else None
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.gain = parameter(start, role="gain") if gain else None
+        self.bias = parameter(torch.zeros(width), role="bias") if bias else None
 
     @torch.no_grad()
     def set_initial_gain(self, value: float) -> None:

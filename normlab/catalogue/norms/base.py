@@ -11,8 +11,7 @@ contract of the module, which tests check for the whole registry:
 - a function that changes with the number of updates reads it in a buffer (`plugins.COUNTER`);
 - `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
 - its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
-- a parameter's name decides its group of the optimiser (`optim.groups`): gain, gamma, scale, radius and weight are
-  gains, bias is a bias, any other name is a scalar; a parameter with two axes is a norm_matrix, whatever its name;
+- a parameter has a role (`catalogue.parameters`), from which its group of the optimiser follows (`optim.groups`);
 - its forward pass draws no random numbers; a plugin's may in training, from the generator that each step seeds.
 """
 

@@ -11,18 +11,19 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import AffineNormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 
 class BHyT(NormModule):
     def __init__(self, width: int, options: BHyTConfig):
         super().__init__(width, options)
         self.kappa = options.kappa
-        self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
+        self.lam = parameter(torch.tensor(options.lam), role="scalar") if options.learn_lam else options.lam
 
     def normalise(self, x_D: Tensor) -> Tensor:
         scale = torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa

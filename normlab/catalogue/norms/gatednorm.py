@@ -12,19 +12,20 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule, working_dtype
 from normlab.catalogue.norms.base import AffineNormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 
 class GatedNorm(NormModule):
     def __init__(self, width: int, options: GatedNormConfig):
         super().__init__(width, options)
         self.gate_scale = options.gate_scale
-        self.down = nn.Parameter(torch.randn(options.rank, width) * options.std)
-        self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
+        self.down = parameter(torch.randn(options.rank, width) * options.std, role="matrix")
+        self.up = parameter(torch.randn(width, options.rank) * options.std, role="matrix")
 
     def forward(self, x_D: Tensor) -> Tensor:
         work_D = x_D.to(working_dtype(x_D.dtype))

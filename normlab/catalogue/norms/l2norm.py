@@ -11,18 +11,19 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 
 class L2Norm(NormModule):
     def __init__(self, width: int, options: L2NormConfig):
         super().__init__(width, options)
         radius = width**0.5 if options.radius is None else options.radius
-        self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
+        self.radius = parameter(torch.tensor(radius), role="gain") if options.learn_radius else radius
 
     def normalise(self, x_D: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)

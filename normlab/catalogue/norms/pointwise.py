@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import AffineNormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 Function = Callable[[Tensor], Tensor]
 
@@ -206,8 +207,8 @@ class Pointwise(NormModule):
     def __init__(self, width: int, options: BoundedConfig, function: Function):
         super().__init__(width, options)
         self.function = function
-        self.alpha = nn.Parameter(torch.tensor(options.alpha))
-        self.shift = nn.Parameter(torch.zeros(())) if options.shift else None
+        self.alpha = parameter(torch.tensor(options.alpha), role="scalar")
+        self.shift = parameter(torch.zeros(()), role="scalar") if options.shift else None
 
     def normalise(self, x_D: Tensor) -> Tensor:
         inner_D = x_D * self.alpha.to(x_D.dtype)

@@ -11,20 +11,21 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 
 class SeeDNorm(NormModule):
     def __init__(self, width: int, options: SeeDNormConfig):
         super().__init__(width, options)
         self.unit_offset = options.unit_offset
-        self.alpha = nn.Parameter(torch.full((width,), options.alpha))
-        self.beta = nn.Parameter(torch.zeros(width))
-        self.gamma = nn.Parameter(torch.zeros(width) if options.unit_offset else torch.ones(width))
+        self.alpha = parameter(torch.full((width,), options.alpha), role="scalar")
+        self.beta = parameter(torch.zeros(width), role="scalar")
+        self.gamma = parameter(torch.zeros(width) if options.unit_offset else torch.ones(width), role="gain")
 
     def normalise(self, x_D: Tensor) -> Tensor:
         alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))

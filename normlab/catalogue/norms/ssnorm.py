@@ -11,17 +11,18 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.options import option
 from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import NormConfig, register_norm
+from normlab.catalogue.parameters import parameter
 
 
 class SSNorm(NormModule):
     def __init__(self, width: int, options: SSNormConfig):
         super().__init__(width, options)
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = parameter(torch.ones(()), role="gain")
 
     def normalise(self, x_D: Tensor) -> Tensor:
         return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.scale.to(x_D.dtype)

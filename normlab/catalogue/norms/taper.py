@@ -19,6 +19,7 @@ from normlab.base.options import option
 from normlab.base.plugins import COUNTER
 from normlab.catalogue.norms.affine import Affine
 from normlab.catalogue.norms.base import AffineNormConfig
+from normlab.catalogue.parameters import parameter
 from normlab.system.ranks import mean_over_ranks
 
 MEMORY = 0.99
@@ -51,7 +52,7 @@ class Taper(nn.Module):
         super().__init__()
         assert options.taper_steps is not None
         self.warmup, self.steps = options.taper_warmup, options.taper_steps
-        self.gain = nn.Parameter(torch.zeros(width)) if options.gain else None
+        self.gain = parameter(torch.zeros(width), role="gain") if options.gain else None
         self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
         self.register_buffer("moments", torch.zeros(2))
         self.register_buffer("start_gain", torch.ones(width))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.options import option
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.hyper import read, rms_normed
 from normlab.catalogue.placements.wiring import Branch, TwoNorms
@@ -96,7 +97,7 @@ class Recall(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(width))
+        self.query = parameter(torch.zeros(width), role="scalar")
 
     def forward(self, x_BTD: Tensor, states_BTND: Tensor, is_unknown_M: Tensor | None = None) -> Tensor:
         v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)

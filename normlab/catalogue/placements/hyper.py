@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.base.options import option
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential
 
@@ -182,15 +183,15 @@ class HyperSubLayer(MixedStreams):
         super().__init__(width, make_norm)
         n = placement.streams
         first_n1 = F.one_hot(torch.tensor(number % n), n)[:, None]
-        self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))
+        self.mixing = parameter(torch.cat([first_n1, torch.eye(n)], -1), role="scalar")
         """a, then the columns of c."""
-        self.beta = nn.Parameter(torch.ones(n))
+        self.beta = parameter(torch.ones(n), role="scalar")
         self.fn: nn.Parameter | None = None
         if placement.dynamic:
             self.stream_norm = make_norm(width)
-            self.fn = nn.Parameter(torch.zeros(n + 2, width))
-            self.mixing_scale = nn.Parameter(torch.tensor(0.01))
-            self.beta_scale = nn.Parameter(torch.tensor(0.01))
+            self.fn = parameter(torch.zeros(n + 2, width), role="matrix")
+            self.mixing_scale = parameter(torch.tensor(0.01), role="scalar")
+            self.beta_scale = parameter(torch.tensor(0.01), role="scalar")
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
         mixing, beta = self.mixing, self.beta
@@ -363,8 +364,8 @@ class ComputedWeights(MixedStreams):
         self.parts = placement.parts
         self.normed, self.writing, self.mixing_matrix = placement.normed, placement.writing, placement.mixing_matrix
         self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
-        self.base = nn.Parameter(torch.zeros(sum(self.parts)))
-        self.scale = nn.Parameter(torch.full((len(self.parts),), placement.start))
+        self.base = parameter(torch.zeros(sum(self.parts)), role="scalar")
+        self.scale = parameter(torch.full((len(self.parts),), placement.start), role="scalar")
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
         numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))
@@ -381,8 +382,8 @@ class WeightedStreams(nn.Module):
     def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
         super().__init__()
         self.fn = nn.Linear(placement.streams * width, placement.streams, bias=False)
-        self.base = nn.Parameter(torch.zeros(placement.streams))
-        self.scale = nn.Parameter(torch.full((1,), placement.start))
+        self.base = parameter(torch.zeros(placement.streams), role="scalar")
+        self.scale = parameter(torch.full((1,), placement.start), role="scalar")
         self.norm = make_norm(width)
 
     def forward(self, x_BTnD: Tensor) -> Tensor:

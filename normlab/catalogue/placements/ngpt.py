@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import NORM_UPDATE, MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential
 
@@ -119,7 +120,7 @@ class Scale(nn.Module):
 
     def __init__(self, width: int, *, start: float, factor: float):
         super().__init__()
-        self.scale = nn.Parameter(torch.full((width,), start))
+        self.scale = parameter(torch.full((width,), start), role="scalar")
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class NGPTSubLayer(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.alpha = nn.Parameter(torch.full((width,), width**-0.5))
+        self.alpha = parameter(torch.full((width,), width**-0.5), role="scalar")
         self.factor = 0.05 * width**0.5
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:

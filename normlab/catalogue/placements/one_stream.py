@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, TwoNorms
 
@@ -78,7 +79,7 @@ class GPAS(Placement):
 class GPASWiring(TwoNorms):
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
-        self.gate = nn.Parameter(torch.zeros(()))
+        self.gate = parameter(torch.zeros(()), role="scalar")
 
     def scale(self, x_BTD: Tensor) -> Tensor:
         """(1 - silu(g)) x, with the gradient of x."""
@@ -129,7 +130,7 @@ class NormPreservingWiring(TwoNorms):
     def __init__(self, depth: int, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.depth = depth
-        self.theta = nn.Parameter(torch.zeros(()))
+        self.theta = parameter(torch.zeros(()), role="scalar")
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential, TwoNorms
 
@@ -204,8 +205,8 @@ class X0Wiring(TwoNorms):
 
     def __init__(self, layer: int, depth: int, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
-        self.r = nn.Parameter(torch.tensor(interpolate(1.15, 1.05, layer, depth)))
-        self.z = nn.Parameter(torch.tensor(interpolate(0.20, 0.05, layer, depth)))
+        self.r = parameter(torch.tensor(interpolate(1.15, 1.05, layer, depth)), role="scalar")
+        self.z = parameter(torch.tensor(interpolate(0.20, 0.05, layer, depth)), role="scalar")
 
     def forward(self, streams: Streams, attn: Branch, mlp: Branch) -> Streams:
         x_BTD, x0_BTD = streams

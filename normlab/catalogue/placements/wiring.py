@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.plugins import COUNTER
+from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm
 
 if TYPE_CHECKING:
     from normlab.catalogue.placements.algebra import SubLayer
-
-
-MIXING = "mixing"
-"""The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
 
 
 UPDATES = f"branch{COUNTER}"
@@ -88,7 +85,7 @@ class Residual(nn.Module):
         self.scale: nn.Parameter | None = None
         if sub.scale is not None:
             shape = (width,) if sub.scale_per_channel else ()
-            self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
+            self.scale = parameter(torch.full(shape, float(sub.scale(layer, depth))), role="scalar")
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD

@@ -106,10 +106,9 @@ def read_stored_report(path: Path) -> dict[str, Any]:
         StoreError: It is missing or damaged, of another study or format, or has a value that no report has.
     """
     report: Any = read_record(path, StoredReport)
-    if report["study"] != path.absolute().parent.name:
-        raise StoreError(
-            f"{path}: is of study {report['study']}, not of {path.absolute().parent.name}; {HOW_TO_FIX[REPORT_FILE]}"
-        )
+    study = path.absolute().parent.name
+    if report["study"] != study:
+        raise StoreError(f"{path}: is of study {report['study']!a:.80}, not of {study}; {HOW_TO_FIX[REPORT_FILE]}")
     first = report["attempts"][0]
     problem = ""
     for attempt in report["attempts"]:

@@ -143,12 +143,12 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                "plugins": [TEXT], "shared": {"norm": TEXT}, "claims": [row], "controls": [], "notes": [TEXT],
                "arms": [arm]}  # fmt: skip
     report = {"criterion": study.criterion_hash(), "captions": [TEXT], "attempts": [attempt],
-              "study": TEXT, "question": TEXT, "limits": TEXT, "amendments": {"hash": TEXT}}  # fmt: skip
+              "study": "x", "question": TEXT, "limits": TEXT, "amendments": {"hash": TEXT}}  # fmt: skip
     write_output(tmp_path / "x" / "report.json", with_checksum(report))
     page = write_report(study, [], tmp_path / "x")[1].read_text()
     row |= dict.fromkeys(("text", "source", "verdict", "verdict_in_words", "criterion"), TEXT)
     row |= dict.fromkeys(("interval", "interval_at_best"), TEXT)
-    write_output(tmp_path / "study" / "report.json", with_checksum(report))
+    write_output(tmp_path / "study" / "report.json", with_checksum(report | {"study": "study"}))
     write_index(tmp_path)
     for text in (page, (tmp_path / "README.md").read_text()):
         assert_shown(text)

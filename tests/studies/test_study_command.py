@@ -243,7 +243,7 @@ def test_files_of_another_sweep_or_study_are_named(folder: Path, tmp_path: Path)
     shutil.copytree(copied / "results/studies/tiny", copied / "results/studies/depth")
     done = normlab("study", "report", "depth", cwd=copied)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "report.json: is of study tiny, not of depth; restore a copy, or delete it" in done.stderr
+    assert "report.json: is of study 'tiny', not of depth; restore a copy, or delete it" in done.stderr
     done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
     assert done.returncode == 0
     assert "depth/README.md" not in (copied / "results/studies/README.md").read_text()

@@ -250,7 +250,7 @@ def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
     names = "|".join(re.escape(grid.name) for grid in study.grids)
     for folder in sorted(sweep_folder(results_dir, "").glob(f"study-{study.name}-*")):
         match = re.fullmatch(rf"study-{study.name}-(?:{names})-({'|'.join(SETTINGS)})-(\d+)", folder.name)
-        if match and has_plan(folder):
+        if match:  # also without its plan, which `check_plans` names
             first = int(match[2]) - int(match[2]) % REPLICATION
             found[match[1], first] = Attempt(study, results_dir, match[1], first)
     return [found[key] for key in sorted(found, key=lambda key: (key[1], list(SETTINGS).index(key[0])))]

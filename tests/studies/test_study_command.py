@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from normlab.base.errors import StoreError
 from normlab.studies.base import Grid, Study
 from normlab.studies.run import Attempt
 
@@ -188,29 +189,35 @@ def test_a_killed_replication_resumes_though_a_report_has_been_written(folder: P
 
 @pytest.mark.process
 def test_a_lost_plan_is_named_and_made_again(folder: Path, tmp_path: Path) -> None:
-    """Without its runs, the verdicts would be those of other seeds."""
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
-    sweeps = sorted((copied / "results/sweeps").glob("study-tiny-norms-small-*"), key=lambda path: int(path.name[23:]))
-    first, last = (path for path in sweeps if int(path.name[23:]) < 1000)
     before = files_of(copied)
-    for lost, is_whole in ((first, True), (last, False), (first, False)):
-        kept = tmp_path / "kept"
-        if is_whole:
-            lost.rename(kept)
-        else:
-            (lost / "plan.json").rename(kept)
-        done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        expected = (
-            f"error: results/sweeps/{lost.name}: has no plan, and its runs are part of the study; `normlab study run "
-        )
-        assert done.stderr.startswith(expected), done.stderr
-        assert files_of(copied) == before
-        kept.rename(lost if is_whole else lost / "plan.json")
-    (first / "plan.json").unlink()
+    (copied / "results/sweeps/study-tiny-norms-small-0/plan.json").unlink()
+    done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=copied)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    expected = (
+        "error: results/sweeps/study-tiny-norms-small-0: has no plan, and its runs are part of the study; `normlab "
+    )
+    assert done.stderr.startswith(expected), done.stderr
+    assert files_of(copied) == before
     done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=copied)
     assert done.returncode == 0, done.stderr
     assert files_of(copied) == before
+
+
+def test_a_plan_that_is_missing_between_others_is_named(tmp_path: Path) -> None:
+    """Without its runs, the verdicts would be those of other seeds."""
+    grid = Grid("norms", "norm=rmsnorm")
+    attempt = Attempt(Study("tiny", "Is it?", [grid], []), str(tmp_path), "small", 0)
+    first, second, third = (attempt.sweep_folder(grid, block) for block in attempt.blocks[:3])
+    for folder in (first, second, third):
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+    attempt.check_plans()
+    shutil.rmtree(second)
+    with pytest.raises(StoreError, match=f"{second.name}: has no plan, and its runs are part of the study; "):
+        attempt.check_plans()
+    shutil.rmtree(third)
+    attempt.check_plans()
 
 
 @pytest.mark.process

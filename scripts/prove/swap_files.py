@@ -161,7 +161,7 @@ def changes(damages: int, seed: int) -> Iterator[tuple[str, Path, Callable[[], N
 def _names_damage(text: str, folder: Path, path: str) -> bool:
     """Whether a line, or its continuation, names a run or its file, and the damage; a list of sweeps has a number."""
     joined = text.replace("\n  ", " ")
-    if re.search(r"\b\d damaged\b", joined):
+    if re.search(r"\d damaged\b", joined):
         return True
     return any((folder.name in line or path in line) and DAMAGED.search(line) for line in joined.splitlines())
 

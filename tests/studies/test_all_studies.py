@@ -44,7 +44,7 @@ def make_up(attempt: Attempt, folder: Path) -> Evidence:
             run = RunFolder.create(folder / "runs" / run_id, record)
             run.write_status(status | losses | {"tokens_per_s": 1.0})
     selection = Selection(find_runs(folder), "", folder)
-    return Evidence(intact_runs(selection.records)[0], {}, [], selection, 0)
+    return Evidence(intact_runs(selection.records)[0], {}, [], selection, missing=0, damaged={})
 
 
 @pytest.mark.exhaustive

@@ -52,16 +52,17 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
         NormlabError: A pack failed or was stopped.
     """
     from normlab.sweeps.progress import result_lines
-    from normlab.sweeps.search import planned_sweeps, reason_search_stops
+    from normlab.sweeps.search import Search, reason_search_stops
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
     folder = Path()
-    for options, planned in planned_sweeps(_texts(overrides), extend=extend):
+    search = Search(_texts(overrides), extend=extend)
+    while planned := search.next_plan():
         for warning in planned.warnings:
             warn(warning)
         folder = planned.folder
-        result = supervise(planned, options, retry_failed=retry_failed)
+        result = supervise(planned, planned.options, retry_failed=retry_failed)
         report_uploads(folder, result.plan)
         if result.code:
             lines = [*result_lines(result.plan, folder, result.failed)]

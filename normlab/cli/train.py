@@ -124,7 +124,7 @@ def sweep(
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.config.compose import PACKAGED
-    from normlab.sweeps.search import planned_sweeps, reason_search_stops
+    from normlab.sweeps.search import Search, reason_search_stops
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
@@ -132,11 +132,12 @@ def sweep(
         raise ConfigError("sweep: varies no option; give one several values, such as norm=rmsnorm,layernorm seed=0,1")
     warn_of_replaced(texts)  # before errors, which it may explain
     code = 0
-    for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
-        print_plan(planned, options, with_packs=dry_run)
+    search = Search(texts, configs, show_progress, extend=extend)
+    while planned := search.next_plan():
+        print_plan(planned, planned.options, with_packs=dry_run)
         if dry_run:
             return 0
-        code = train_planned(planned, options, retry_failed=retry_failed)
+        code = train_planned(planned, planned.options, retry_failed=retry_failed)
         report_uploads(planned.folder, planned.plan)
         if code == 1:  # a pack has failed, and there was no signal
             retry = _retry_command(texts, config_dir, config_name, extend=extend)

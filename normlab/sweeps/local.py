@@ -5,20 +5,21 @@ CUDA_VISIBLE_DEVICES.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from normlab.base.errors import StoreError, counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.plans import Pack, Plan
-from normlab.sweeps.files import PackOutcome, log_of
+from normlab.sweeps.files import PackOutcome, log_of, queue_file, read_queue
 from normlab.sweeps.plan import threads_of
 from normlab.sweeps.process import RunningPack, WorkerProcess, process_options
 from normlab.training.machine import Gpu
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine, on the CPU without `gpus`; has the methods of `SlurmExecutor`."""
+    """Runs packs as processes of this machine, on the CPU without `gpus`; an `Executor`."""
 
     def __init__(self, folder: Path, options: SweepOptions, gpus: Sequence[Gpu]) -> None:
         self._folder, self._options = folder, options
@@ -31,6 +32,21 @@ class LocalExecutor:
     def active(self) -> set[int]:
         """The numbers of the submitted packs whose outcome is not known yet."""
         return {running.pack.number for running in self._running}
+
+    def take_over(self, plan: Plan) -> list[PackOutcome]:
+        """Return no outcome, because a pack on this machine ends with its supervisor.
+
+        Raises:
+            StoreError: Slurm has some of the packs.
+        """
+        queue = read_queue(self._folder)
+        if queue:
+            jobs = ", ".join(sorted({job.partition("_")[0] for job in queue.values()}))
+            raise StoreError(
+                f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
+                f"to watch them, or cancel the job and delete {queue_file(self._folder)}"
+            )
+        return []
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
         """Start packs up to the limit, each on the GPUs with the fewest packs; return the rest.
@@ -92,3 +108,11 @@ class LocalExecutor:
         self._end_idle()
         for running in self._running:
             running.worker.connection.close()
+
+
+def make_executor(
+    folder: Path, options: SweepOptions, gpus: Sequence[Gpu], report: Callable[[str], None]
+) -> LocalExecutor:
+    """Return the executor of `sweep.on=local`."""
+    del report  # the supervisor itself prints the progress of its processes
+    return LocalExecutor(folder, options, gpus)

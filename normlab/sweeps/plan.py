@@ -28,7 +28,7 @@ from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
-from normlab.sweeps.stored_plan import is_completed, reconcile
+from normlab.sweeps.stored_plan import all_completed, is_completed, reconcile
 from normlab.system.cgroup import allowed_cores
 from normlab.training.changed_plugins import change_warnings, check_same_code
 from normlab.training.machine import (
@@ -76,8 +76,15 @@ class PlannedSweep:
     """Warnings of the configs, and a warning for each repeated run."""
     gpus: list[Gpu]
     """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
+    options: SweepOptions
+    """Those with which it was planned."""
     extended: Plan | None = None
     """The stored plan, if this one adds runs to it."""
+
+    def is_completed(self) -> bool:
+        """Return whether the sweep has a stored plan with all its runs, and each has finished or diverged."""
+        is_stored = self.extended is None and has_plan(self.folder)
+        return is_stored and all_completed(self.folder, self.plan.runs)
 
 
 def make_plan(
@@ -125,14 +132,16 @@ def make_plan(
         if added:
             plan = _grouped(options, plan, folder, added, gpus)
             plan = replace(plan, design=stored.design.extended_by(design))
-            return PlannedSweep(plan, folder, warnings, gpus, extended=stored)
+            return PlannedSweep(plan, folder, warnings, gpus, options, extended=stored)
     elif extend:
-        raise ConfigError(
-            f"--extend: there is no sweep {name}; give sweep.name=... of the sweep, or leave out --extend"
-        )
+        raise no_sweep_to_extend(name)
     else:
         plan = _grouped(options, replace(plan, runs=[]), folder, runs, gpus)
-    return PlannedSweep(plan, folder, warnings, gpus)
+    return PlannedSweep(plan, folder, warnings, gpus, options)
+
+
+def no_sweep_to_extend(name: str) -> ConfigError:
+    return ConfigError(f"--extend: there is no sweep {name}; give sweep.name=... of the sweep, or leave out --extend")
 
 
 def _resolve_runs(

@@ -8,137 +8,207 @@ killed makes the same trials.
 `seed=until(placement=pre,max=24)` adds seeds to the sweep until each difference from this baseline is decided.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from normlab.analysis.cells import BAD_OUTCOMES
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.settings import SEEDS, select_where
+from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError, counted
 from normlab.base.options import plain_tree
-from normlab.config.arms import SweepDesign, design_of
+from normlab.config.arms import design_of
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
 from normlab.config.schema import RunConfig, canonical_hash
-from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
+from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until
 from normlab.config.sweep_options import SweepOptions
-from normlab.store.files import write_atomic
-from normlab.store.outcome import format_loss
-from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.record import RunEntry, RunRecord, Setting, flatten
+from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, sweep_folder
+from normlab.store.record import RunEntry, flatten
 from normlab.store.runs import RunFolder
-from normlab.sweeps.plan import PlannedSweep, make_plan
-from normlab.sweeps.stored_plan import all_completed, is_completed
+from normlab.sweeps.plan import PlannedSweep, make_plan, no_sweep_to_extend
+from normlab.sweeps.stored_plan import OTHER_NAME
+from normlab.sweeps.trials import SweepCommand, Trials, planned_values, values_of_cell
 
-AT_ONCE = 4
-"""Trials of a cell that are made at once. The first ones, before any loss is known, are spread evenly."""
 BLOCK = 4
 """Seeds that are added at once with `seed=until(...)`."""
-SEED = 1_000_000
-"""The seed of every trial, and of the order of its data; the runs that judge have others (`_check_seeds`)."""
-_OF_TRIALS = (f"seed={SEED}", f"data.seed={SEED}")
-JOURNAL = "search.journal"
-"""The trials as Optuna's journal, in the folder of the search."""
 
-Cell = tuple[str, ...]
-"""The varied overrides of a cell, without the seed."""
-Values = tuple[str, ...]
-"""The searched options of a trial, as overrides."""
+Composed = Sequence[tuple[list[str], RunConfig]]
 
 
-class Trial(NamedTuple):
-    values: Values
-    result: str
-    loss: float
-    """Infinite if it diverged."""
-    bounded_loss: float
-    """The loss, at most that of a uniform guess, ln V: Optuna takes no infinite one."""
+class Search:
+    """The sweeps of a command, one after the other: `while planned := search.next_plan(): train(planned)`.
 
+    Which trials and seeds are trained is read from the folders of the sweeps, so the command of a search that was
+    killed makes the same plans. Nothing is written.
 
-def planned_sweeps(
-    overrides: Sequence[str],
-    configs: UserConfigs = PACKAGED,
-    show_progress: Callable[[str], None] = lambda _: None,
-    *,
-    extend: bool = False,
-) -> Iterator[tuple[SweepOptions, PlannedSweep]]:
-    """Yield each sweep of a command with its options; the caller trains it before it asks for the next one.
+    Args:
+        overrides: The overrides of `normlab sweep`.
+        configs: The user's own configs.
+        show_progress: Receives a line on the progress of the planning.
+        extend: Whether runs may be added to a sweep that has been trained.
 
     Raises:
-        ConfigError, DataError, StoreError: As `make_plan`; or a search is malformed.
+        ConfigError, DataError, StoreError: As `make_plan`; or a search is malformed, or another search has judged the
+            sweep of this name.
     """
-    ranges, rest = read_searches(overrides)
-    until, rest = read_until(rest)
-    design = replace(
-        design_of(rest), searched=[each.option for each in ranges], baseline="" if until is None else until.against
-    )
-    if not ranges:
-        if given := [text for text in rest if text.startswith("sweep.trials=")]:
-            raise ConfigError(f"{given[0]}: nothing is searched; search an option, as in {EXAMPLE}")
-        yield from _judging(rest, configs, no_more, until, show_progress, design, extend=extend)
-        return
-    options, composed = compose_sweep(rest, configs)
-    _check_baseline(until, composed)
-    judging = [flatten(plain_tree(config)) for _, config in composed]
-    _check_limits(ranges, rest, configs, [config for _, config in composed])
-    if options.name is not None and options.name.endswith(SEARCH):
-        raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
-    cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
-    texts = [*map(repr, ranges), *(text for text in rest if not text.startswith("sweep."))]
-    name = options.name or f"search-{canonical_hash(sorted(texts))[:8]}"
-    folder = sweep_folder(composed[0][1].results_dir, f"{name}{SEARCH}")
-    if has_plan(folder.with_name(name)):  # an earlier command may have judged more seeds
-        judging += [flatten(run.config) for run in read_plan(folder.with_name(name)).runs]
-    trials: dict[Cell, list[Trial]] = {cell: [] for cell in cells}
-    results = _results(folder, cells)
-    for first in range(0, options.trials, AT_ONCE):
-        count = min(AT_ONCE, options.trials - first)
-        proposals = {
-            cell: [*(each.values for each in trials[cell]), *_ask(ranges, cell, trials[cell], count)] for cell in cells
-        }
-        is_new = not has_plan(folder)
-        # In the last round every run is planned, so that all trials are those of these overrides.
-        is_last = first + count == options.trials
-        if is_last or any(values not in results[cell] for cell in cells for values in proposals[cell]):
-            planned_before = _planned(folder, cells)
-            runs = {cell: list(dict.fromkeys([*proposals[cell], *planned_before[cell]])) for cell in cells}
-            _, composed = compose_sweep([*without_seeds(rest), *_OF_TRIALS], configs, partial(_of_cell, runs))
-            _check_seeds([config for _, config in composed], judging)
-            search = replace(options, name=folder.name)
-            trials_design = replace(design, baseline="")
-            planned = make_plan(search, composed, show_progress, extend=not is_new, design=trials_design)
-            if planned.extended and has_plan(folder.with_name(name)) and not extend:
-                raise ConfigError(
-                    f"sweep.trials={options.trials}: sweep {name} has been judged after other trials; choose another "
-                    "sweep.name: runs that are completed are not trained again"
-                )
-            if is_new:
-                of_each, count = counted(options.trials, "trial"), counted(len(cells), "cell")
-                note = f"{of_each} for each of {count}, {AT_ONCE} at once; then sweep {name}"
-                linear = [_linear_note(each) for each in ranges if not each.is_log]
-                planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, note, *linear]))
-            if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
-                yield search, planned
-            results = _results(folder, cells)
-        trials = {cell: [results[cell][values] for values in proposals[cell]] for cell in cells}
-        _write_journal(folder / JOURNAL, ranges, trials)
-    best = {cell: min(trials[cell], key=lambda trial: trial.loss) for cell in cells}
-    notes = [
-        f"{' '.join([*cell, *trial.values])}: the best of {len({*trials[cell]})} trials "
-        f"(loss {format_loss(trial.loss)}{f', {trial.result}' if trial.result in BAD_OUTCOMES else ''})"
-        for cell, trial in best.items()
-    ]
-    values_of = {cell: [trial.values] for cell, trial in best.items()}
-    named = [text for text in rest if not text.startswith("sweep.name=")] + [f"sweep.name={name}"]
-    more = partial(_of_cell, values_of)
-    yield from _judging(named, configs, more, until, show_progress, design, notes=notes, extend=extend)
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        configs: UserConfigs = PACKAGED,
+        show_progress: Callable[[str], None] = lambda _: None,
+        *,
+        extend: bool = False,
+    ) -> None:
+        ranges, without_ranges = read_searches(overrides)
+        self._until, texts = read_until(without_ranges)
+        design = replace(design_of(texts), searched=[limits.option for limits in ranges])
+        if self._until is not None:
+            design = replace(design, baseline=self._until.against)
+        self._command = SweepCommand(texts, design, configs, show_progress)
+        self._extend = extend
+        """Whether runs may be added to the stored plan of the sweep that judges."""
+        self._trials: Trials | None = None
+        """None if no option is searched, or all trials are known."""
+        self._more, self._notes = no_more, list[str]()
+        """The values of each cell in the sweep that judges, and the notes on them."""
+        self._seeds = 0
+        """With `seed=until(...)`, the number of seeds."""
+        self._has_judged = False
+        """Whether the sweep that judges has been returned."""
+        if not ranges:
+            _check_no_trials(texts)
+            if self._until is None:
+                return
+        options, composed = compose_sweep(texts, configs)
+        if self._until is not None:
+            _check_baseline(self._until, composed)
+        if ranges:
+            options.name = _name_of_search(ranges, texts, options)
+        if options.name is None:
+            raise ConfigError("seed=until(...): the sweep grows, so it needs a name; add sweep.name=...")
+        folder = sweep_folder(composed[0][1].results_dir, options.name)
+        stored = read_plan(folder) if has_plan(folder) else None
+        if self._until is not None:
+            self._seeds = _seeds_of(stored, self._until)
+            self._extend = stored is not None
+        if ranges:
+            self._start_trials(ranges, options, composed, folder, stored, extend=extend)
+
+    def next_plan(self) -> PlannedSweep | None:
+        """Return the plan of the next sweep to train; None after the last one.
+
+        Call it again only after the sweep is trained. The sweep that judges is returned at least once, so that the
+        command prints it, even if nothing of it is left to train.
+
+        Raises:
+            ConfigError, DataError, StoreError: As `make_plan`.
+        """
+        if self._trials is not None:
+            planned = self._trials.next_plan()
+            if planned is not None:
+                return planned
+            best = {cell: [trial.values] for cell, trial in self._trials.best().items()}
+            self._more, self._notes = partial(values_of_cell, best), self._trials.notes()
+            self._trials = None
+        if self._until is not None:
+            return self._next_seeds(self._until)
+        if self._has_judged:
+            return None
+        self._has_judged = True
+        return self._plan_judging(self._more)
+
+    def _next_seeds(self, until: Until) -> PlannedSweep | None:
+        """Return the sweep with the seeds so far or, once they are trained, with more of them until all is decided."""
+        while True:
+            planned = self._plan_judging(self._more)
+            if not planned.is_completed():
+                break
+            if self._seeds >= until.most or _is_decided(planned.folder, until):
+                if self._has_judged:
+                    return None
+                break
+            self._seeds = min(self._seeds + BLOCK, until.most)
+            self._extend = True
+        self._has_judged = True
+        return planned
+
+    def _plan_judging(self, more: More) -> PlannedSweep:
+        """Return the plan of the sweep with the seeds of the command; its cells have the values of `more`."""
+        command, overrides = self._command, list(self._command.overrides)
+        if self._until is not None:
+            overrides.append(f"seed=range({self._seeds})")
+        options, composed = compose_sweep(overrides, command.configs, more)
+        planned = make_plan(options, composed, command.show_progress, extend=self._extend, design=command.design)
+        if has_plan(planned.folder):
+            return planned
+        return replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *self._notes]))
+
+    def _start_trials(
+        self,
+        ranges: Sequence[Range],
+        options: SweepOptions,
+        composed: Composed,
+        folder: Path,
+        stored: Plan | None,
+        *,
+        extend: bool,
+    ) -> None:
+        """Check everything that could stop the search after some of its trials are trained.
+
+        Args:
+            ranges: The searched options.
+            options: The options of the sweep that judges, with its name.
+            composed: The runs of the command without the searched options.
+            folder: The folder of the sweep that judges.
+            stored: Its plan, if an earlier command has made one.
+            extend: Whether the command has `--extend`.
+
+        Raises:
+            ConfigError: The sweep of this name is not that of this search, or there is none to extend.
+        """
+        folder_of_trials = folder.with_name(f"{folder.name}{SEARCH}")
+        judging = [flatten(plain_tree(config)) for _, config in composed]
+        if stored is not None:  # its seeds may be others than those of this command
+            judging += [flatten(run.config) for run in stored.runs]
+        elif extend and not has_plan(folder_of_trials):
+            raise no_sweep_to_extend(folder.name)
+        # Without a name in the overrides, that of the sweep would depend on the values that the search finds.
+        texts = [text for text in self._command.overrides if not text.startswith("sweep.name=")]
+        self._command = replace(self._command, overrides=[*texts, f"sweep.name={folder.name}"])
+        self._extend = self._extend and stored is not None
+        self._trials = Trials(self._command, ranges, options, composed, folder_of_trials, judging)
+        if stored is not None:
+            self._check_judged(self._trials, stored, folder, extend=extend)
+
+    def _check_judged(self, trials: Trials, stored: Plan, folder: Path, *, extend: bool) -> None:
+        """Check, before any trial is trained, that the sweep which an earlier command has judged can be continued.
+
+        Its runs stay in its plan, so a cell whose best trial becomes another one would have two values.
+
+        Raises:
+            ConfigError: It is not of this search, cells are added without `--extend`, runs are left out, or the search
+                finds other values than those that were judged.
+        """
+        searched = self._command.design.searched
+        existing = f"sweep.name={stored.name}: the existing sweep of this name"
+        if set(stored.design.searched) != set(searched):
+            raise ConfigError(f"{existing} is not of a search of {', '.join(searched)}; {OTHER_NAME}")
+        judged = planned_values(folder, trials.cells)
+        judged = {cell: values for cell, values in judged.items() if values}
+        if not judged:
+            raise ConfigError(f"{existing} has none of these cells; vary the options that it varies, or {OTHER_NAME}")
+        if len(judged) < len(trials.cells) and not extend:
+            cells = counted(len(trials.cells), "cell")
+            raise ConfigError(f"{existing} has {len(judged)} of these {cells}; add --extend, or {OTHER_NAME}")
+        if not trials.find(judged):
+            raise ConfigError(
+                f"sweep.trials={trials.count}: sweep {stored.name} has been judged after other trials; choose another "
+                "sweep.name: runs that are completed are not trained again"
+            )
+        self._plan_judging(partial(values_of_cell, judged))
 
 
 def reason_search_stops(plan: Plan, retry: str) -> str:
@@ -151,113 +221,45 @@ def reason_search_stops(plan: Plan, retry: str) -> str:
     )
 
 
-def _judging(
-    overrides: Sequence[str],
-    configs: UserConfigs,
-    more: More,
-    until: Until | None,
-    show_progress: Callable[[str], None],
-    design: SweepDesign,
-    *,
-    notes: Sequence[str] = (),
-    extend: bool,
-) -> Iterator[tuple[SweepOptions, PlannedSweep]]:
-    """Yield the sweep with the seeds of the command: once, or each time with more seeds until all is decided.
+def _check_no_trials(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        if text.startswith("sweep.trials="):
+            raise ConfigError(f"{text}: nothing is searched; search an option, as in {EXAMPLE}")
 
-    A sweep with nothing left to train is yielded once, too.
+
+def _name_of_search(ranges: Sequence[Range], overrides: Sequence[str], options: SweepOptions) -> str:
+    """Return the name of the sweep that judges: that of the command, or one that its overrides decide.
+
+    Raises:
+        ConfigError: It is the name of a search.
     """
-
-    def plan(seeds: list[str], *, extend: bool) -> tuple[SweepOptions, PlannedSweep]:
-        options, composed = compose_sweep([*overrides, *seeds], configs, more)
-        planned = make_plan(options, composed, show_progress, extend=extend, design=design)
-        if not has_plan(planned.folder):
-            planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *notes]))
-        return options, planned
-
-    if until is None:
-        yield plan([], extend=extend)
-        return
-    options, composed = compose_sweep(overrides, configs, more)
-    _check_baseline(until, composed)
     if options.name is None:
-        raise ConfigError("seed=until(...): the sweep grows, so it needs a name; add sweep.name=...")
-    folder = sweep_folder(composed[0][1].results_dir, options.name)
-    stored = read_plan(folder).runs if has_plan(folder) else ()
-    seeds = max((run.config["seed"] + 1 for run in stored), default=min(BLOCK, until.most))
-    has_trained = False
-    while True:
-        is_new = not has_plan(folder)
-        options, planned = plan([f"seed=range({seeds})"], extend=not is_new)
-        if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
-            has_trained = True
-            yield options, planned
-        if seeds >= until.most or _is_decided(folder, until):
-            break
-        seeds = min(seeds + BLOCK, until.most)
-    if not has_trained:
-        yield options, planned
+        settings = [text for text in overrides if not text.startswith("sweep.")]
+        return f"search-{canonical_hash(sorted([*map(repr, ranges), *settings]))[:8]}"
+    if options.name.endswith(SEARCH):
+        raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
+    return options.name
 
 
-def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str], RunConfig]]) -> None:
+def _check_baseline(until: Until, composed: Composed) -> None:
     """Check that some runs, and not all, are those of the baseline.
 
     Raises:
         ConfigError: None are, or all.
     """
-    if until is None:
-        return
-    planned = [PlannedRun("", list(varied), config.recorded()) for varied, config in composed]
-    runs = [RunEntry(RunFolder(Path()), "", options=flatten(each.config), arm=each.arm) for each in planned]
+    runs: list[RunEntry] = []
+    for varied, config in composed:
+        run = PlannedRun("", varied, config.recorded())
+        runs.append(RunEntry(RunFolder(Path()), "", options=flatten(run.config), arm=run.arm))
     if len(select_where(runs, [until.against], "seed=until")) == len(runs):
         raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")
 
 
-def _check_seeds(trials: Sequence[RunConfig], judging: Sequence[Mapping[str, Setting]]) -> None:
-    """Check that no trial has a seed of the runs that judge: the best trial would be the best on this very seed.
-
-    Raises:
-        ConfigError: One has. An arm, or a preset of the user, may set the seeds of both.
-    """
-    for option in SEEDS:
-        judged = {options.get(option) for options in judging}
-        for trial in trials:
-            if (seed := flatten(plain_tree(trial))[option]) in judged:
-                raise ConfigError(
-                    f"{option}={seed}: is a seed of the trials of the search, so no run with it can judge what the "
-                    "search finds; choose other seeds, or leave the search out"
-                )
-
-
-def _check_limits(
-    ranges: Sequence[Range], overrides: Sequence[str], configs: UserConfigs, composed: Sequence[RunConfig]
-) -> None:
-    """Check that the option of each range takes both limits, before any trial is trained.
-
-    Args:
-        composed: The config of each run without the searched options.
-
-    Raises:
-        ConfigError: It does not take one of them: `optim.lr=search(0,1e-1)`; or it does not exist, or takes no number.
-    """
-    for each in ranges:
-        takes_numbers = all(_takes_numbers(each.option, config) for config in composed)
-        for limit in (each.low, each.high):
-            try:
-                compose_sweep([*without_seeds(overrides), *_OF_TRIALS, each.text(limit)], configs)
-            except ConfigError as error:
-                advice = f"; choose another limit, as in {EXAMPLE}" if takes_numbers else ""
-                raise ConfigError(f"{each.option}=search({each.low:g},{each.high:g}): {error}{advice}") from error
-
-
-def _takes_numbers(option: str, config: RunConfig) -> bool:
-    """Whether a config has an option, and its value is a number or null."""
-    values = flatten(plain_tree(config))
-    return option in values and (values[option] is None or type(values[option]) in (int, float))
-
-
-def _linear_note(limits: Range) -> str:
-    """Return the note that an option is not searched by its logarithm."""
-    return f"{limits.option} is searched on a linear scale, because its lower limit {limits.low:g} has no logarithm"
+def _seeds_of(stored: Plan | None, until: Until) -> int:
+    """Return the number of seeds of a sweep that grows: those of its plan, or the first ones."""
+    if stored is None or not stored.runs:
+        return min(BLOCK, until.most)
+    return max(run.config["seed"] for run in stored.runs) + 1
 
 
 def _is_decided(folder: Path, until: Until) -> bool:
@@ -265,100 +267,3 @@ def _is_decided(folder: Path, until: Until) -> bool:
     table = summarize_by(folder)
     rows = run_test("anytime", table.cells, table.factors, against=until.against)
     return all(row["p_holm"] is not None and row["p_holm"] < 1 - LEVEL for row in rows)
-
-
-def _cell_of(varied: Sequence[str]) -> Cell:
-    return tuple(without_seeds(varied))
-
-
-def _of_cell(values: Mapping[Cell, list[Values]], varied: list[str]) -> list[Values]:
-    return values[_cell_of(varied)]
-
-
-def _ask(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], count: int) -> list[Values]:
-    """Return the values of the next trials of a cell.
-
-    The first ones are the centres of equal parts of the ranges, in an order of its own for each option; later ones are
-    those of a tree-structured Parzen estimator (Bergstra et al. 2011, NeurIPS 24).
-
-    Raises:
-        ConfigError: Optuna is not installed.
-    """
-    seed = int(canonical_hash([*cell, len(trials)])[:8], 16)
-    if not trials:
-        random = np.random.default_rng(seed)
-        columns = [[each.at((part + 0.5) / count) for part in random.permutation(count)] for each in ranges]
-        return [_texts(ranges, values) for values in zip(*columns, strict=True)]
-    optuna = _optuna()
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
-    study = optuna.create_study(sampler=sampler)
-    _add(study, ranges, trials)
-    proposals = [study.ask(_distributions(ranges)) for _ in range(count)]
-    return [_texts(ranges, [trial.params[each.option] for each in ranges]) for trial in proposals]
-
-
-def _texts(ranges: Sequence[Range], values: Sequence[float]) -> Values:
-    return tuple(each.text(value) for each, value in zip(ranges, values, strict=True))
-
-
-def _planned(folder: Path, cells: Sequence[Cell]) -> dict[Cell, list[Values]]:
-    """Return the values of the trials of each cell that are planned."""
-    runs = [tuple(run.overrides) for run in read_plan(folder).runs] if has_plan(folder) else []
-    return {cell: [run[len(cell) :] for run in runs if run[: len(cell)] == cell] for cell in cells}
-
-
-def _results(folder: Path, cells: Sequence[Cell]) -> dict[Cell, dict[Values, Trial]]:
-    """Return the trials of each cell that have ended, by their values."""
-    results: dict[Cell, dict[Values, Trial]] = {cell: {} for cell in cells}
-    for planned in read_plan(folder).runs if has_plan(folder) else ():
-        run, overrides = run_of(folder, planned), tuple(planned.overrides)
-        if not is_completed(run):
-            continue
-        record = RunRecord.load(run)
-        bounded_loss = min(record.loss, record.corpus.baselines.uniform)
-        for cell in (cell for cell in cells if overrides[: len(cell)] == cell):
-            values = overrides[len(cell) :]
-            results[cell][values] = Trial(values, record.result, record.loss, bounded_loss)
-    return results
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "search(...): needs Optuna, which is not installed; pip install optuna, or sweep some values instead"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _distributions(ranges: Sequence[Range]) -> dict[str, Any]:
-    kinds = _optuna().distributions
-    return {
-        each.option: kinds.IntDistribution(int(each.low), int(each.high), log=each.is_log)
-        if each.is_whole
-        else kinds.FloatDistribution(each.low, each.high, log=each.is_log)
-        for each in ranges
-    }
-
-
-def _add(study: Any, ranges: Sequence[Range], trials: Sequence[Trial]) -> None:
-    """Add completed trials to a study of Optuna."""
-    for trial in dict.fromkeys(trials):
-        params = {each.option: each.value(text) for each, text in zip(ranges, trial.values, strict=True)}
-        known = _optuna().trial.create_trial(
-            params=params, distributions=_distributions(ranges), value=trial.bounded_loss
-        )
-        study.add_trial(known)
-
-
-def _write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[Cell, Sequence[Trial]]) -> None:
-    """Write the trials of all cells as a file that `optuna-dashboard` reads."""
-    optuna = _optuna()
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        new = Path(folder) / path.name
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(new)))
-        for cell, made in trials.items():
-            _add(optuna.create_study(storage=storage, study_name=" ".join(cell) or "all runs"), ranges, made)
-        write_atomic(path, new.read_bytes())

@@ -23,6 +23,7 @@ from normlab.sweeps import files
 from normlab.sweeps.files import MEMORY, PackOutcome
 from normlab.sweeps.stored_plan import all_completed
 from normlab.sweeps.task import Task, ask
+from normlab.training.machine import Gpu
 
 POLL_EVERY_S = 15.0
 """Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
@@ -46,7 +47,7 @@ In every other state a task is queued, running or about to be requeued.
 
 
 class SlurmExecutor:
-    """Submits packs to Slurm, and reads their outcomes; has the methods of `LocalExecutor`.
+    """Submits packs to Slurm, and reads their outcomes; an `Executor`.
 
     Raises:
         ConfigError: submitit or Slurm is not installed.
@@ -70,6 +71,11 @@ class SlurmExecutor:
             StoreError: The queue cannot be read.
         """
         self._queue = files.read_queue(self._folder)
+
+    def take_over(self, plan: Plan) -> Iterator[PackOutcome]:
+        """Watch the tasks of an earlier supervisor, and yield the outcomes of those that ended without one."""
+        self.load_queue()
+        yield from self.outcomes(plan)
 
     @property
     def active(self) -> set[int]:
@@ -205,3 +211,15 @@ def _require_slurm() -> None:
             "sweep.on=slurm: Slurm is not installed on this machine (no sbatch or srun); start the sweep on a login "
             "node, or use sweep.on=local"
         )
+
+
+def make_executor(
+    folder: Path, options: SweepOptions, gpus: Sequence[Gpu], report: Callable[[str], None]
+) -> SlurmExecutor:
+    """Return the executor of `sweep.on=slurm`.
+
+    Raises:
+        ConfigError: submitit or Slurm is not installed.
+    """
+    del gpus  # Slurm chooses those of each task
+    return SlurmExecutor(folder, options, report)

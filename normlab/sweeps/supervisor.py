@@ -10,19 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normlab.base.errors import StoreError, counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.format import LOCK_FILE, OUTCOMES_FILE
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
+from normlab.sweeps.executor import Executor, make_executor
 from normlab.sweeps.files import MEMORY, PackOutcome
-from normlab.sweeps.local import LocalExecutor
 from normlab.sweeps.plan import PlannedSweep
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
-from normlab.sweeps.slurm import SlurmExecutor
 from normlab.sweeps.stored_plan import all_completed, halve, reconcile
 from normlab.system.processes import collected_signals
 
@@ -41,10 +39,7 @@ def supervise(
     """
     folder, plan = planned.folder, planned.plan
     display = display or ProgressDisplay(folder)
-    if options.on == "slurm":
-        executor = SlurmExecutor(folder, options, display.print)
-    else:
-        executor = LocalExecutor(folder, options, planned.gpus)
+    executor = make_executor(folder, options, planned.gpus, display.print)
     for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
         check_links(path)
     make_folder(folder)
@@ -58,16 +53,8 @@ def supervise(
             outcomes.replace(folder / f"before_{OUTCOMES_FILE}")
         if plan != stored:
             files.write_plan(folder, plan)
-        if isinstance(executor, SlurmExecutor):
-            executor.load_queue()
-            for outcome in executor.outcomes(plan):  # of the tasks that ended without a supervisor
-                files.append_outcome(folder, outcome)
-        elif queue := files.read_queue(folder):
-            jobs = ", ".join(sorted({job.partition("_")[0] for job in queue.values()}))
-            raise StoreError(
-                f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
-                f"to watch them, or cancel the job and delete {files.queue_file(folder)}"
-            )
+        for outcome in executor.take_over(plan):
+            files.append_outcome(folder, outcome)
         supervision = Supervision(folder, plan, executor, display)
         supervision.run(retry_failed)
         return supervision
@@ -77,7 +64,7 @@ def supervise(
 class Supervision:
     folder: Path
     plan: Plan
-    executor: LocalExecutor | SlurmExecutor
+    executor: Executor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)

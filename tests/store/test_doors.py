@@ -37,7 +37,7 @@ DOORS = {
     "report/compare/write.py": "templates of the installation",
     "report/pages/shell.py": "templates of the installation",
     "sweeps/process.py": "logs of this process's children",
-    "sweeps/search.py": "the file of trials that optuna has written",
+    "sweeps/proposals.py": "the file of trials that optuna has written",
     "tracking/follower.py": "standard input",
     "training/launch.py": "messages of this process's children",
     "training/rank.py": "/dev/null",

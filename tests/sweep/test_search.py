@@ -4,7 +4,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import PlannedSweep
-from normlab.sweeps.search import SEED, planned_sweeps
+from normlab.sweeps.search import Search
+from normlab.sweeps.trials import SEED
 from support.made_runs import merged
 
 OPTIMUM = {"rmsnorm": 2e-3, "dyt": 1e-2}
@@ -70,6 +72,22 @@ def train(planned: PlannedSweep, most: int | None = None, loss: Callable[[dict[s
     return len(left)
 
 
+def plans(command: Sequence[str], *, extend: bool = False) -> Iterator[PlannedSweep]:
+    """Yield each plan of a command; the caller trains it before it asks for the next one."""
+    search = Search(command, extend=extend)
+    while planned := search.next_plan():
+        yield planned
+
+
+def with_norms(norms: str) -> list[str]:
+    """Return the grid with other norms."""
+    return [text.replace("rmsnorm,dyt", norms) for text in GRID]
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
 def rates(plan: Any) -> list[tuple[str, float, int]]:
     return [(run.config["norm"]["name"], run.config["optim"]["lr"], run.config["seed"]) for run in plan.runs]
 
@@ -80,7 +98,7 @@ def searched(overrides: list[str]) -> Callable[..., list[PlannedSweep]]:
 
     def call(*more: str) -> list[PlannedSweep]:
         made = []
-        for _, planned in planned_sweeps([*overrides, *GRID, *more]):
+        for planned in plans([*overrides, *GRID, *more]):
             train(planned)
             made.append(planned)
         return made
@@ -120,14 +138,14 @@ def test_each_cell_is_judged_at_its_best_trial(searched: Callable[..., list[Plan
 )
 def test_a_seed_of_the_trials_judges_nothing(seeds: str, named: str, overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(named)}: is a seed of the trials"):
-        next(planned_sweeps([*overrides, seeds, "sweep.name=found", "optim.lr=search(1e-4,1e-1)"]))
+        next(plans([*overrides, seeds, "sweep.name=found", "optim.lr=search(1e-4,1e-1)"]))
 
 
 def test_a_seed_that_an_earlier_command_has_judged_tries_nothing(overrides: list[str]) -> None:
-    _, planned = next(planned_sweeps([*overrides, f"seed=0,{SEED}", "sweep.name=found"]))
+    planned = next(plans([*overrides, f"seed=0,{SEED}", "sweep.name=found"]))
     train(planned, most=0)
     with pytest.raises(ConfigError, match=f"^seed={SEED}: is a seed of the trials"):
-        next(planned_sweeps([*overrides, *GRID]))
+        next(plans([*overrides, *GRID]))
 
 
 def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(
@@ -136,10 +154,10 @@ def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(
     *_, search, judged = searched("sweep.trials=10", f"results_dir={tmp_path / 'calm'}")
     command = [*overrides, *GRID, "sweep.trials=10", f"results_dir={tmp_path / 'wild'}"]
     for _ in range(10):
-        for _, planned in planned_sweeps(command):
+        for planned in plans(command):
             if train(planned, most=1):  # then it is killed
                 break
-    ends = [planned for _, planned in planned_sweeps(command) if train(planned) >= 0]
+    ends = [planned for planned in plans(command) if train(planned) >= 0]
     wild = {each.folder.name: read_plan(each.folder) for each in ends}
     wild["found-search"] = read_plan(tmp_path / "wild" / "sweeps" / "found-search")
     for calm in (search, judged):
@@ -152,7 +170,7 @@ def test_a_renamed_search_has_nothing_left_to_train(
     folder = searched("sweep.trials=5")[-1].folder
     assert run_command("rename", str(folder), "other")[0] == 0
     command = [*overrides, *(text for text in GRID if not text.startswith("sweep.name")), "sweep.name=other"]
-    assert [train(planned) for _, planned in planned_sweeps([*command, "sweep.trials=5"])] == [0]
+    assert [train(planned) for planned in plans([*command, "sweep.trials=5"])] == [0]
     assert not folder.exists()
 
 
@@ -160,9 +178,7 @@ def test_more_trials_keep_the_first_ones(overrides: list[str], searched: Callabl
     *_, few, _ = searched("sweep.trials=4")
     command = [text for text in GRID if not text.startswith("sweep.name")]
     more = [
-        planned
-        for _, planned in planned_sweeps([*overrides, *command, "sweep.name=more", "sweep.trials=8"])
-        if train(planned) >= 0
+        planned for planned in plans([*overrides, *command, "sweep.name=more", "sweep.trials=8"]) if train(planned) >= 0
     ]
     assert {run.run_id for run in few.plan.runs} <= {run.run_id for run in more[-2].plan.runs}
     with pytest.raises(ConfigError, match=r"sweep\.trials=8: sweep found has been judged after other trials"):
@@ -176,7 +192,7 @@ def test_a_diverged_trial_is_never_the_best(overrides: list[str]) -> None:
         return math.inf if config["optim"]["lr"] > 1e-3 else UNIFORM + 0.1
 
     command = ["sweep.name=bad", "optim.lr=search(1e-4,1e-1)", "sweep.trials=4", "seed=0"]
-    for _, planned in planned_sweeps([*overrides, *command]):
+    for planned in plans([*overrides, *command]):
         train(planned, loss=loss)
     (run,) = read_plan(planned.folder).runs
     assert run.config["optim"]["lr"] < 1e-3
@@ -191,11 +207,81 @@ def test_every_whole_number_is_tried() -> None:
 
 def test_cells_are_added_to_a_search(overrides: list[str], searched: Callable[..., list[PlannedSweep]]) -> None:
     *_, search, judged = searched("sweep.trials=8")
-    grid = [text.replace("rmsnorm,dyt", "rmsnorm,dyt,layernorm") for text in GRID]
-    for _, planned in planned_sweeps([*overrides, *grid, "sweep.trials=8"], extend=True):
+    grid = with_norms("rmsnorm,dyt,layernorm")
+    for planned in plans([*overrides, *grid, "sweep.trials=8"], extend=True):
         train(planned, loss=lambda config: 2 + abs(math.log(config["optim"]["lr"] / 3e-3)))
     assert {run.run_id for run in judged.plan.runs} < {run.run_id for run in read_plan(judged.folder).runs}
     assert len(read_plan(search.folder).runs) == 24
+
+
+def test_seeds_are_added_to_a_search(overrides: list[str], searched: Callable[..., list[PlannedSweep]]) -> None:
+    *_, judged = searched("sweep.trials=4")
+    command = [*overrides, *GRID, "seed=range(5)", "sweep.trials=4"]
+    command.remove("seed=0,1,2")
+    trained = [(planned.folder.name, train(planned)) for planned in plans(command, extend=True)]
+    assert [name for name, _ in trained] == ["found"]
+    runs = read_plan(judged.folder).runs
+    assert [seed for _, _, seed in rates(judged.plan)] == [0, 1, 2, 0, 1, 2]
+    assert sorted(run.config["seed"] for run in runs) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_trials_are_added_until_the_search_is_judged(overrides: list[str]) -> None:
+    """A command with more trials of a search that was stopped makes those that it would have made from the start."""
+    few = [*overrides, *GRID, "sweep.trials=6"]
+    for planned in plans(few):
+        if planned.folder.name == "found":  # not trained
+            break
+        train(planned)
+    for planned in plans([*few[:-1], "sweep.trials=12"]):
+        train(planned)
+    extended, results = planned.folder.with_name("found-search"), planned.folder.parent.parent
+    for once in plans([*few[:-1], "sweep.trials=12", f"results_dir={results}/once"]):
+        train(once)
+    assert sorted(rates(read_plan(extended))) == sorted(rates(read_plan(once.folder.with_name("found-search"))))
+
+
+@pytest.mark.parametrize(
+    ("change", "extend", "message"),
+    [
+        (["sweep.trials=12"], True, "sweep.trials=12: sweep found has been judged after other trials"),
+        (["sweep.trials=12"], False, "sweep.trials=12: sweep found has been judged after other trials"),
+        (["sweep.trials=1"], True, "sweep.trials=1: sweep found has been judged after other trials"),
+        (["optim.lr=search(1e-3,1e-1)"], True, "sweep found has been judged after other trials"),
+        (["optim.weight_decay=search(0,1)"], True, "is not of a search of optim.lr, optim.weight_decay"),
+        (["norm=rmsnorm,dyt,layernorm", "sweep.trials=12"], True, "judged after other trials"),
+        (["norm=rmsnorm,dyt,layernorm"], False, "has 2 of these 3 cells; add --extend"),
+        (["norm=rmsnorm,dyt,layernorm", "seed=1,2,3"], True, "leave out 2 of its 6 runs; give the old values too"),
+        (["norm=rmsnorm,layernorm"], True, "leave out 3 of its 6 runs; give the old values too"),
+        (["norm=layernorm,none"], True, "has none of these cells"),
+        (["norm=rmsnorm,dyt,layernorm", "sweep.pack=2"], True, "sweep.pack=2: sweep found started with sweep.pack="),
+        (["sweep.name=other"], True, "--extend: there is no sweep other; give sweep.name=... of the sweep"),
+    ],
+)
+def test_a_judged_search_that_cannot_be_extended_is_an_error_before_training(
+    change: list[str], extend: bool, message: str, overrides: list[str], searched: Callable[..., list[PlannedSweep]]
+) -> None:
+    *_, judged = searched("sweep.trials=8")
+    results = judged.folder.parent.parent
+    changed = {text.partition("=")[0]: text for text in [*GRID, "sweep.trials=8", *change]}
+    before = files_below(results)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        next(plans([*overrides, *changed.values()], extend=extend))
+    assert files_below(results) == before
+
+
+def test_a_search_does_not_take_the_name_of_a_plain_sweep(overrides: list[str]) -> None:
+    planned = next(plans([*overrides, "norm=rmsnorm,dyt", "seed=0,1,2", "sweep.name=found"]))
+    train(planned)
+    with pytest.raises(
+        ConfigError, match=r"sweep\.name=found: .* is not of a search of optim\.lr; choose another name"
+    ):
+        next(plans([*overrides, *GRID]))
+
+
+def test_a_search_without_optuna_trains_nothing(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"^search\(...\): needs Optuna, which is not installed; pip install optuna"):
+        next(plans([*overrides, *GRID]))
 
 
 def test_several_options_and_whole_numbers(searched: Callable[..., list[PlannedSweep]]) -> None:
@@ -223,7 +309,7 @@ def test_optuna_reads_the_journal(searched: Callable[..., list[PlannedSweep]]) -
 def test_the_name_of_a_search_is_refused(overrides: list[str]) -> None:
     texts = [*overrides, "optim.lr=search(1e-4,1e-1)", "sweep.name=x-search"]
     with pytest.raises(ConfigError, match=r"sweep\.name=x-search: is the name of a search; leave -search out"):
-        next(planned_sweeps(texts))
+        next(plans(texts))
 
 
 def test_a_failed_trial_stops_the_search_with_the_command_that_retries_it(
@@ -232,8 +318,10 @@ def test_a_failed_trial_stops_the_search_with_the_command_that_retries_it(
     def supervise(planned: PlannedSweep, *_: Any, **__: Any) -> SimpleNamespace:
         return SimpleNamespace(plan=planned.plan, failed={}, code=1)
 
+    for planned in plans([*overrides, *GRID, "sweep.trials=4"]):
+        train(planned)
     monkeypatch.setattr("normlab.sweeps.supervisor.supervise", supervise)
-    command = [*overrides, *GRID, "sweep.trials=4", "--extend"]
+    command = [*overrides, *with_norms("rmsnorm,dyt,layernorm"), "sweep.trials=4", "--extend"]
     code, out, _ = run_command("sweep", *command)
     (line,) = [line for line in out.splitlines() if "needs the losses of all trials" in line]
     reason, _, retry = line.partition(": normlab ")
@@ -277,7 +365,7 @@ def test_errors(texts: list[str], message: str) -> None:
 )
 def test_a_limit_that_the_option_does_not_take_is_refused(search: str, problem: str, overrides: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        next(planned_sweeps([*overrides, search]))
+        next(plans([*overrides, search]))
     assert str(error.value).startswith(search.replace("1e-4", "0.0001").replace("1e-1", "0.1"))
     assert f": {problem}" in str(error.value)
     assert ("; choose another limit" in str(error.value)) is ("has no option" not in problem)
@@ -286,23 +374,23 @@ def test_a_limit_that_the_option_does_not_take_is_refused(search: str, problem: 
 @pytest.mark.parametrize("search", ["norm=search(0,1)", "norm.alpha=search(0,1)", "model.attn_gate=search(0,1)"])
 def test_only_an_option_that_takes_numbers_gets_advice_about_limits(search: str, overrides: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        next(planned_sweeps([*overrides, search]))
+        next(plans([*overrides, search]))
     assert "choose another limit" not in str(error.value)
 
 
 def test_a_linear_search_is_named(overrides: list[str]) -> None:
-    _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0,0.2)", "sweep.trials=2"]))
+    planned = next(plans([*overrides, "optim.weight_decay=search(0,0.2)", "sweep.trials=2"]))
     assert (
         "optim.weight_decay is searched on a linear scale, because its lower limit 0 has no logarithm"
         in planned.plan.notes
     )
-    _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0.01,0.2)", "sweep.trials=2"]))
+    planned = next(plans([*overrides, "optim.weight_decay=search(0.01,0.2)", "sweep.trials=2"]))
     assert not [note for note in planned.plan.notes if "linearly" in note]
 
 
 def test_trials_without_a_search_are_refused(overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"sweep\.trials=5: nothing is searched"):
-        next(planned_sweeps([*overrides, "sweep.trials=5"]))
+        next(plans([*overrides, "sweep.trials=5"]))
 
 
 def runs_at(points: list[tuple[float, float]], tmp_path: Path) -> list[RunRecord]:
@@ -394,7 +482,7 @@ def grow(command: Sequence[str], most: int | None = None) -> list[PlannedSweep]:
     Return the sweeps that had something left to train.
     """
     made: list[PlannedSweep] = []
-    for _, planned in planned_sweeps(command):
+    for planned in plans(command):
         if train(planned, most, noisy):
             made.append(planned)
             if most:
@@ -417,7 +505,7 @@ def test_seeds_are_added_until_every_difference_is_decided(overrides: list[str],
     assert seeds[:-1] == [list(range(n)) for n in range(4, len(seeds[-1]), 4)]
     assert 4 < len(seeds[-1]) < 18
     assert not grow([*overrides, *UNTIL])
-    ((_, ended),) = planned_sweeps([*overrides, *UNTIL])  # nothing is left to train, which the command prints
+    (ended,) = plans([*overrides, *UNTIL])  # nothing is left to train, which the command prints
     assert ended.plan == read_plan(made[-1].folder)
     assert ended.plan.design.baseline == "norm=rmsnorm"
     command = ["summarize", str(made[-1].folder), "--test", "anytime", "--against", "norm=rmsnorm", "--format", "json"]
@@ -462,7 +550,7 @@ def test_a_search_may_be_judged_until_it_is_decided(overrides: list[str]) -> Non
 @pytest.mark.parametrize("text", ["seed=until(24)", "seed=until(norm=rmsnorm)", "seed=until(norm=rmsnorm,max=2)"])
 def test_errors_of_until(text: str, overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"must have a baseline and a largest number of seeds, from 4"):
-        next(planned_sweeps([*overrides, "sweep.name=x", text]))
+        next(plans([*overrides, "sweep.name=x", text]))
 
 
 @pytest.mark.parametrize(
@@ -479,10 +567,10 @@ def test_a_baseline_that_is_none_is_an_error_before_training(
 ) -> None:
     command = ["norm=rmsnorm,dyt", "placement=pre", "sweep.name=x", f"seed=until({baseline},max=6)", *more]
     with pytest.raises(ConfigError, match=message):
-        next(planned_sweeps([*overrides, *command, f"results_dir={tmp_path / 'none'}"]))
+        next(plans([*overrides, *command, f"results_dir={tmp_path / 'none'}"]))
     assert not (tmp_path / "none").exists()
 
 
 def test_a_growing_sweep_needs_a_name(overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"add sweep\.name"):
-        next(planned_sweeps([*overrides, "norm=rmsnorm,dyt", "seed=until(norm=rmsnorm,max=8)"]))
+        next(plans([*overrides, "norm=rmsnorm,dyt", "seed=until(norm=rmsnorm,max=8)"]))

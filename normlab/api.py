@@ -38,6 +38,7 @@ def train(*overrides: str) -> LoadedRun:
 
     config = compose_run(_texts(overrides))
     check_run(config)
+    # Also after an error, so that the user learns what W&B has received.
     try:
         return load(train_config(config).folder.path, trust=True)
     finally:
@@ -64,9 +65,11 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
         folder = planned.folder
         result = supervise(planned, planned.options, retry_failed=retry_failed)
         report_uploads(folder, result.plan)
+        # A search continues only with the losses of all trials, so the first failure ends the command.
         if result.code:
             lines = [*result_lines(result.plan, folder, result.failed)]
-            if reason := reason_search_stops(result.plan, "sweep(..., retry_failed=True)"):
+            reason = reason_search_stops(result.plan, "sweep(..., retry_failed=True)")
+            if reason:
                 lines.append(reason)
             raise NormlabError("; ".join(lines))
     return runs(folder)
@@ -179,11 +182,17 @@ def figure(
 
 
 def _texts(overrides: Sequence[object]) -> list[str]:
-    for each in overrides:
-        if not isinstance(each, str):
-            raise ConfigError(f"{each!r:.60}: is not a text; write one for each override, as 'norm=rmsnorm', 'seed=1'")
-    return list(map(str, overrides))
+    texts: list[str] = []
+    for override in overrides:
+        if not isinstance(override, str):
+            raise ConfigError(
+                f"{override!r:.60}: is not a text; write one for each override, as 'norm=rmsnorm', 'seed=1'"
+            )
+        texts.append(override)
+    return texts
 
 
 def _several(names: Names) -> list[str]:
-    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",")]
+    return list(names)

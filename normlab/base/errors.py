@@ -89,8 +89,10 @@ def unknown(
 
     For a name that other code uses, the message says what that is here.
     """
-    if here := (elsewhere or {}).get(re.sub(r"\W|_", "", name).lower()):
-        return f"unknown {kind} {name!r}; in normlab it is {here}"
+    if elsewhere is not None:
+        plain_name = re.sub(r"\W|_", "", name).lower()
+        if plain_name in elsewhere:
+            return f"unknown {kind} {name!r}; in normlab it is {elsewhere[plain_name]}"
     options = sorted(options)
     return f"unknown {kind} {name!r}{did_you_mean(name, options, titles)}: choose one of {', '.join(options)}"
 
@@ -103,12 +105,15 @@ def no_effect(setting: str, other: str) -> ConfigError:
 def counted(n: float, noun: str, form: str = "") -> str:
     """Return `1 run` or `3 runs`; `form` is the format of the number, such as `,` for thousands."""
     number = f"{n:{form}}"
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+    if number == "1":
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def one_line(message: object) -> str:
     """Return a message on one line, with control characters escaped and long words cut."""
     line = " ".join(str(message).split())
+    # The two ends of a long word, such as a path, identify it.
     line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
     return printable(line)
 

@@ -82,7 +82,8 @@ def check(config: Any, prefix: str = "", checked: Collection[str] = ()) -> None:
             _check_value(prefix + name, value, limits)
 
 
-@cache  # readers check the options of thousands of runs
+# Readers check the options of thousands of runs.
+@cache
 def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
     """Return the limits of each field of a class of options by their keys of `LIMITS`.
 
@@ -90,22 +91,30 @@ def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
     """
     limits: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(kind):
-        limits[field.name] = {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
-        if limits[field.name] and "None" in str(field.type):
-            limits[field.name]["or_null"] = ", or null"
+        limits_of_field: dict[str, Any] = {}
+        for key in LIMITS:
+            limit = field.metadata.get(key)
+            if limit not in (None, ()):
+                limits_of_field[key] = limit
+        if limits_of_field and "None" in str(field.type):
+            limits_of_field["or_null"] = ", or null"
+        limits[field.name] = limits_of_field
     return limits
 
 
 def _check_value(name: str, value: Any, limits: Any) -> None:
+    elements = value if isinstance(value, list) else [value]
     choices = limits.get("choices")
-    for choice in (value if isinstance(value, list) else [value]) if choices else ():
-        if choice not in choices:
-            hint = did_you_mean(str(choice), choices)
-            raise ConfigError(f"{name}={choice}{hint}: choose one of {', '.join(choices)}")
+    if choices is not None:
+        for choice in elements:
+            if choice not in choices:
+                hint = did_you_mean(str(choice), choices)
+                raise ConfigError(f"{name}={choice}{hint}: choose one of {', '.join(choices)}")
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
-    if (longest := limits.get("longest")) is not None:
-        for text in value if isinstance(value, list) else [value]:
+    longest = limits.get("longest")
+    if longest is not None:
+        for text in elements:
             if not (text.strip() and text.isprintable() and len(text) <= longest):
                 raise ConfigError(f"{name}={text!a}: must be a printable text of 1 to {longest} characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -125,6 +134,7 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
             continue
         if not holds(value, bound):
             raise ConfigError(f"{name}={value}: {rule} {bound}{limits.get('or_null', '')}")
+        # A float64 number just inside a limit may be rounded onto it, such as 1 - 1e-12 with `below=1`.
         if isinstance(value, float) and not holds(_to_float32(value), _to_float32(bound)):
             raise ConfigError(f"{name}={value}: is {_to_float32(value)} in float32, and {rule} {bound}")
 
@@ -138,8 +148,11 @@ def identity_tree(config: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.metadata.get("identity", True):
-            tree[field.name] = identity_tree(value) if dataclasses.is_dataclass(value) else value
+        if not field.metadata.get("identity", True):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = identity_tree(value)
+        tree[field.name] = value
     return tree
 
 
@@ -150,8 +163,10 @@ def plain_tree(config: Any) -> dict[str, Any]:
 def option_fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     """Yield the dotted name and the field of each option of a config class, in order."""
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(part := field.default_factory):
-            yield from option_fields(part, f"{prefix}{field.name}.")
+        # The default of a group of options is its class.
+        group = field.default_factory
+        if dataclasses.is_dataclass(group):
+            yield from option_fields(group, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, field
 

@@ -89,9 +89,12 @@ def check_link(path: Path, folder: Path) -> None:
     target, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if target.is_relative_to(root):
         return
-    snapshot = next((each for each in (root, *root.parents) if each.parent.name == "snapshots"), None)
-    if snapshot is not None and target.parent == snapshot.parent.parent / "blobs":
-        return
+    # The folder may lie deeper than the snapshot: `snapshots/COMMIT/onnx`.
+    for snapshot in (root, *root.parents):
+        if snapshot.parent.name == "snapshots":
+            if target.parent == snapshot.parent.parent / "blobs":
+                return
+            break
     raise ValueError(f"is a link to {target}, outside of {folder}; replace the link with a copy of that file")
 
 
@@ -114,18 +117,19 @@ def key_of(tree: dict[str, Any]) -> bytes:
     """Return the JSON of an object of plain values, which differs if a value or its type does: a key of a cache."""
     try:
         return msgspec.json.encode(tree)
-    except UnicodeEncodeError:  # half of a surrogate pair, as Python has in a path that is no UTF-8
+    except UnicodeEncodeError:
+        # It has half of a surrogate pair, as Python has in a path that is no UTF-8.
         return json.dumps(tree).encode()
 
 
 def leaves(value: object) -> Iterator[object]:
     """Yield each value in nested lists and mappings that is neither."""
     if isinstance(value, dict):
-        for each in value.values():
-            yield from leaves(each)
+        for part in value.values():
+            yield from leaves(part)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from leaves(each)
+        for part in value:
+            yield from leaves(part)
     else:
         yield value
 
@@ -136,13 +140,17 @@ def check_expanded_size(text: str) -> None:
     Raises:
         ValueError: It has more than `MOST_NODES`, is nested too deeply, or a part of it refers to itself.
     """
-    import yaml  # which takes a while, and most commands read no YAML
+    # The import takes a while, and most commands read no YAML.
+    import yaml
 
+    size = 0
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        size = 0 if node is None else _expanded_size(node)
+        if node is not None:
+            size = _expanded_size(node)
     except yaml.YAMLError:
-        return  # who parses it names the line
+        # The caller parses the text, too, and names the line.
+        return
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if size > MOST_NODES:
@@ -183,11 +191,19 @@ def _expanded_size(node: Any) -> int:
         if not isinstance(node.value, list):
             return 1
         if id(node) not in sizes:
-            sizes[id(node)] = None  # while its parts are counted
-            parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
-            sizes[id(node)] = 1 + sum(map(size, parts))
-        if (counted := sizes[id(node)]) is None:
+            # None while its parts are counted: a part that finds it is an alias of the whole.
+            sizes[id(node)] = None
+            below = 0
+            for part in node.value:
+                if isinstance(part, tuple):
+                    key, value = part
+                    below += size(key) + size(value)
+                else:
+                    below += size(part)
+            sizes[id(node)] = 1 + below
+        total = sizes[id(node)]
+        if total is None:
             raise ValueError("a part of it refers to itself")
-        return counted
+        return total
 
     return size(node)

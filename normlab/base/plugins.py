@@ -55,11 +55,16 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool = True) -> None:
             "use letters, digits and underscores"
         )
     owner = _owner.get((kind, name), "")
-    if (kind, name) in _claimed if _current else known and not owner and not same:
+    if _current:
+        is_second = (kind, name) in _claimed
+    else:
+        is_second = known and not owner and not same
+    if is_second:
         raise ConfigError(f"{kind} {name!r} is defined twice: rename one of them")
     if known and owner != _current:
         if not owner:
             raise ConfigError(f"{kind} {name!r} is defined by normlab itself: rename yours")
+        # A plugin of an earlier command of this process, as in a notebook, does not count.
         if owner in _requested:
             raise ConfigError(f"{kind} {name!r} is defined by two plugins: rename one of them")
         _replaced.add(owner)
@@ -74,8 +79,11 @@ def version_of(kind: str, name: str, version: int) -> int | str:
 
 def check_initial_values(kind: str, name: str, initial_values: object) -> None:
     """Raise ConfigError if `initial_values` does not map names of parameters to expressions."""
-    pairs = initial_values.items() if isinstance(initial_values, Mapping) else [(None, None)]
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
+    is_valid = isinstance(initial_values, Mapping)
+    if isinstance(initial_values, Mapping):
+        for parameter, expression in initial_values.items():
+            is_valid = is_valid and isinstance(parameter, str) and isinstance(expression, str)
+    if not is_valid:
         raise ConfigError(
             f"{kind} {name!r}: initial_values is {initial_values!r:.60}, but must map each parameter's name to an "
             'expression; write initial_values: ClassVar[dict[str, str]] = {"gain": "[1] * D"}'
@@ -85,12 +93,14 @@ def check_initial_values(kind: str, name: str, initial_values: object) -> None:
 def plugin_file(kind: str, name: str) -> str | None:
     """Return the name of the plugin that registered a name, or None if the package did."""
     module = sys.modules.get(_owner.get((kind, name), ""))
-    return None if module is None else Path(inspect.getfile(module)).name
+    if module is None:
+        return None
+    return Path(inspect.getfile(module)).name
 
 
 def registered_by_plugins() -> list[tuple[str, str]]:
     """Return each (kind, name) that the plugins of the last `run_plugins` registered."""
-    return [thing for thing, owner in _owner.items() if owner in _requested]
+    return [kind_and_name for kind_and_name, owner in _owner.items() if owner in _requested]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,9 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
                 raise ValueError("is not a Python file")
             plugins.append(Plugin(path, read_at_most(path, LARGEST_PLUGIN)))
         except (OSError, ValueError) as error:
-            reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else error
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"cannot be read ({error.strerror})"
             raise ConfigError(f"plugins: {name} {reason}; give the path of a readable Python file") from error
     return plugins
 
@@ -166,6 +178,7 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
         name, path = plugin.module, plugin.path
         if plugin.has_run and name not in _replaced:
             continue
+        # Dataclasses and pickle look the module of a class up in `sys.modules` while its code runs.
         module = sys.modules[name] = ModuleType(name)
         module.__file__ = str(path.absolute())
         _replaced.discard(name)
@@ -177,7 +190,11 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
             exec(code, vars(module))  # noqa: S102
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            where = f" line {error.lineno}" if isinstance(error, SyntaxError) else plugin_line(error) or ""
+            # A syntax error is raised before any line of the file runs, so no traceback has it.
+            if isinstance(error, SyntaxError):
+                where = f" line {error.lineno}"
+            else:
+                where = plugin_line(error) or ""
             raise ConfigError(
                 f"plugins: {path}{where.removeprefix(path.name)}: {type(error).__name__}: {error}; fix the file"
             ) from error

@@ -42,6 +42,7 @@ def nearest_value(name: str, values: Iterable[str], titles: Mapping[str, str] | 
     """
     values = list(values)
     by_title = {title.lower(): value for value, title in (titles or {}).items()}
+    # Reversed, so that of two titles with one plain form the first one counts.
     by_plain_title = {_plain(title): value for title, value in reversed(by_title.items())}
     plain = _plain(name)
     same = next((names for names in _SAME if plain in names), ())
@@ -54,4 +55,6 @@ def nearest_value(name: str, values: Iterable[str], titles: Mapping[str, str] | 
         return None
     by_lower_case = {value.lower(): value for value in values}
     close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-    return by_lower_case[close[0]] if close else None
+    if not close:
+        return None
+    return by_lower_case[close[0]]

@@ -65,10 +65,12 @@ def write_folder(
             (new / "tokenizer.json").write_text(definition, encoding="utf-8")
             _write_json(new / "tokenizer_config.json", _tokenizer_options(tokenizer, config))
             (new / "README.md").write_text(card, encoding="utf-8")
-            shutil.copymode(new / "config.json", new / "model.safetensors")  # which safetensors hides from others
-    except (OSError, SafetensorError) as error:
-        reason = error if isinstance(error, OSError) else OSError(str(error))
-        raise io_error(folder, "written", reason, setting="-o") from error
+            # safetensors makes a file that only its owner may read.
+            shutil.copymode(new / "config.json", new / "model.safetensors")
+    except SafetensorError as error:
+        raise io_error(folder, "written", OSError(str(error)), setting="-o") from error
+    except OSError as error:
+        raise io_error(folder, "written", error, setting="-o") from error
 
 
 def _tokenizer_options(tokenizer: Tokenizer, config: RunConfig) -> dict[str, Any]:
@@ -86,7 +88,11 @@ def _write_json(path: Path, value: Any) -> None:
 def _card(run: LoadedRun, native: NativeClass) -> str:
     record, config, status = run.record, run.config, run.status
     corpus, train = record.corpus, config.train
-    loss = format_loss(status.val_loss) if run.step == status.step else ""
+    # The loss of the record is that of the last step, so a card of an earlier checkpoint does not have it.
+    if run.step == status.step:
+        result = f"validation loss {format_loss(status.val_loss)} nats/token"
+    else:
+        result = f"this is its checkpoint of step {run.step}"
     lines = {
         "block": f"norm={record.options['norm.preset'] or config.norm.name} placement={config.placement.name}, "
         f"fingerprint {record.run.fingerprint} (`normlab verify` checks it)",
@@ -94,8 +100,7 @@ def _card(run: LoadedRun, native: NativeClass) -> str:
         "text": f"{corpus.name}, SHA-256 {corpus.sha256}, tokenizer {corpus.tokenizer}",
         "training": f"{run.step} updates of {train.batch_size} x {config.model.context} tokens, {config.optim.name}, "
         f"learning rate {config.optim.lr:g}, seed {config.seed}",
-        "outcome": f"{record.outcome or status.state}, "
-        f"{f'validation loss {loss} nats/token' if loss else f'this is its checkpoint of step {run.step}'}",
+        "outcome": f"{record.outcome or status.state}, {result}",
         "run": f"{record.run_id}, by normlab {__version__}",
     }
     table = "\n".join(f"- {name}: {text}" for name, text in lines.items())

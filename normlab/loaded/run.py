@@ -62,8 +62,11 @@ def load(
         ConfigError: A condition is invalid, or no run or several runs of the sweep meet it.
         StoreError: No run or several runs match, the record cannot be read, or it has no weights of the step.
     """
-    loaded = LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
-    return loaded if at is None else loaded.at(at)
+    conditions = [where] if where else []
+    loaded = LoadedRun(find_run(os.fspath(run), conditions, results_dir), trust=trust)
+    if at is None:
+        return loaded
+    return loaded.at(at)
 
 
 class LoadedRun:
@@ -114,9 +117,13 @@ class LoadedRun:
             StoreError: A plugin is not trusted, and this process has not run the same bytes before.
         """
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
-        if unknown := [plugin for plugin in plugins if not (self.trust or plugin.has_run)]:
-            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown)
-            paths = shlex.join(str(plugin.path) for plugin in unknown)
+        if self.trust:
+            return plugins
+        # In a notebook that has trained the run, its plugins have run already, and loading them runs nothing new.
+        new_plugins = [plugin for plugin in plugins if not plugin.has_run]
+        if new_plugins:
+            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in new_plugins)
+            paths = shlex.join(str(plugin.path) for plugin in new_plugins)
             raise StoreError(
                 f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}; "
                 f"read it with `less {paths}`, then allow it with --trust (in Python: trust=True)"
@@ -135,7 +142,8 @@ class LoadedRun:
         import pandas as pd
 
         record = self.folder.rows()
-        if problem := record.problem(self.folder.metrics_path):
+        problem = record.problem(self.folder.metrics_path)
+        if problem:
             warn(problem)
         return pd.DataFrame(record.rows).rename(columns={CLIP_FACTOR_KEY: "clip_factor"})
 
@@ -156,21 +164,25 @@ class LoadedRun:
         import pandas as pd
 
         problems: list[str] = []
-        measured = {each.site: each for each in history(read_statistics(self.folder, problems, name), name)}
+        statistics = read_statistics(self.folder, problems, name)
+        measured = {series.site: series for series in history(statistics, name)}
         for problem in problems:
             warn(problem)
         if site is not None and site not in measured:
             raise ConfigError(unknown(f"site of {name}", site, measured))
         tables: dict[str, pd.DataFrame] = {}
-        for key in measured if site is None else [site]:
-            each = measured[key]
-            index = pd.Index(each.steps, name="step")
-            if each.values.ndim == 1:
-                tables[key] = pd.DataFrame({name: each.values}, index)
+        for site_name, series in measured.items():
+            if site not in (None, site_name):
+                continue
+            index = pd.Index(series.steps, name="step")
+            if series.values.ndim == 1:
+                tables[site_name] = pd.DataFrame({name: series.values}, index)
             else:
-                columns = pd.Index(each.layers, name="layer")
-                tables[key] = pd.DataFrame(each.values[:, each.layers], index, columns)
-        return next(iter(tables.values())) if len(tables) == 1 else pd.concat(tables, axis=1, names=["site"])
+                columns = pd.Index(series.layers, name="layer")
+                tables[site_name] = pd.DataFrame(series.values[:, series.layers], index, columns)
+        if len(tables) == 1:
+            return next(iter(tables.values()))
+        return pd.concat(tables, axis=1, names=["site"])
 
     def at(self, step: int) -> LoadedRun:
         """Return the same run with the model of a step: of its checkpoint, or of its weights (`train.keep`).
@@ -190,7 +202,9 @@ class LoadedRun:
 
     def _no_checkpoint(self) -> StoreError:
         sweep = self.record.run.pack.sweep
-        command = "normlab train" if sweep is None else f"normlab sweep ... sweep.name={shlex.quote(sweep)}"
+        command = "normlab train"
+        if sweep is not None:
+            command = f"normlab sweep ... sweep.name={shlex.quote(sweep)}"
         return StoreError(
             f"run {self.folder.run_id} has no checkpoint: if it is from a zip file, ask for one with checkpoints "
             f"(`normlab share {self.folder.run_id} --checkpoints -o FILE.zip`); if it is yours and has ended, put them "
@@ -199,8 +213,13 @@ class LoadedRun:
 
     def _kept(self) -> dict[int, Path]:
         """Return for each step whose weights are on disk their folder."""
-        folders = [self.folder.path / name for name in (checkpoint.WEIGHTS_FOLDER, checkpoint.FOLDER)]
-        return {step: folder for folder in folders for step in checkpoint.steps(folder)}
+        kept: dict[int, Path] = {}
+        # The last folder replaces the first: of a step that has both, the checkpoint is read.
+        for name in (checkpoint.WEIGHTS_FOLDER, checkpoint.FOLDER):
+            folder = self.folder.path / name
+            for step in checkpoint.steps(folder):
+                kept[step] = folder
+        return kept
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -225,7 +244,8 @@ class LoadedRun:
     def device(self) -> torch.device:
         """The device of `model`: the one on which this machine would train the run, or the CPU if it has no GPU."""
         if not torch.cuda.is_available():
-            return torch.device("cpu")  # also for a run with device=cuda
+            # A run with device=cuda, too, can be looked at on a machine without a GPU.
+            return torch.device("cpu")
         return torch.device(resolve_device(self.config, has_gpu=True))
 
     @contextmanager
@@ -281,22 +301,17 @@ class LoadedRun:
         """
         run_id = self.folder.run_id
         try:
-            stored = sum(values.numel() for name, values in saved.tensors.items() if name.startswith("param/"))
-            if (needed := memory.num_weights(self.config, self.tokenizer.vocab_size)) > stored:
+            # The config may be a stranger's and describe a model of any size: the check comes before any allocation.
+            stored = 0
+            for name, values in saved.tensors.items():
+                if name.startswith("param/"):
+                    stored += values.numel()
+            needed = memory.num_weights(self.config, self.tokenizer.vocab_size)
+            if needed > stored:
                 raise ConfigError(
                     f"it has {needed:,} weights, and the checkpoint {stored:,}; restore the run's own files"
                 )
-            trained, defined = self.record.run.identity.versions, versions(self.config)
-            if files := changed_plugins(self.config, trained):
-                warn(
-                    f"run {run_id}: {' and '.join(files)} in its folder has changed since it was trained; its model "
-                    "may compute something else"
-                )
-            elif other := [part for part in ("norm", "placement") if trained[part] != defined[part]]:
-                warn(
-                    f"run {run_id} was trained with another version of its {' and its '.join(other)} than this normlab "
-                    "has; its model may compute something else"
-                )
+            self._warn_of_other_versions()
             model = build_model(self.config, self.tokenizer.vocab_size)
         except (ConfigError, MemoryError) as error:
             reason = str(error) or "the memory ran out"
@@ -315,6 +330,24 @@ class LoadedRun:
         with self._explaining_failures():
             model.to(self.device)
         return model.eval()
+
+    def _warn_of_other_versions(self) -> None:
+        """Warn if a plugin of the run, its norm or its placement is not the version with which it was trained."""
+        run_id, trained = self.folder.run_id, self.record.run.identity.versions
+        files = changed_plugins(self.config, trained)
+        if files:
+            warn(
+                f"run {run_id}: {' and '.join(files)} in its folder has changed since it was trained; its model may "
+                "compute something else"
+            )
+            return
+        current = versions(self.config)
+        changed = [part for part in ("norm", "placement") if trained[part] != current[part]]
+        if changed:
+            warn(
+                f"run {run_id} was trained with another version of its {' and its '.join(changed)} than this normlab "
+                "has; its model may compute something else"
+            )
 
     def evaluate(self, *texts: str) -> TextLoss:
         """Return the loss of the model on some texts, each a document of its own, as `inference.text_loss` does.

@@ -70,9 +70,10 @@ def text_loss(model: GPT, tokenizer: Tokenizer, device: torch.device, texts: Seq
         count += len(tokens)
         changed += changed_characters(text, tokenizer.decode(tokens))
         tokens_N = torch.as_tensor(tokens.astype("int64"))
+        # A document starts with its separator in training, so its first token is predicted from this one.
         inputs_N = torch.cat([torch.tensor([tokenizer.end_of_document]), tokens_N[:-1]])[: len(tokens_N)]
         for windows_BT in _windows(inputs_N, tokens_N, model.context, WINDOWS[device.type]):
-            inputs_BT, targets_BT = (each_BT.to(device) for each_BT in windows_BT)
+            inputs_BT, targets_BT = (tokens_BT.to(device) for tokens_BT in windows_BT)
             logits_NV = model(inputs_BT).flatten(0, 1).double()
             nats += float(torch.nn.functional.cross_entropy(logits_NV, targets_BT.flatten(), reduction="sum"))
     if count == 0:
@@ -84,12 +85,14 @@ def text_loss(model: GPT, tokenizer: Tokenizer, device: torch.device, texts: Seq
 
 def _windows(inputs_N: Tensor, targets_N: Tensor, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs and targets of a document in batches of windows, (B, T) each; the last may be shorter."""
+    # Windows of one length form a batch; the last, shorter one is a batch of its own.
     complete = len(targets_N) // context * context
     for part in (slice(complete), slice(complete, None)):
         remaining = len(targets_N[part])
         if remaining == 0:
             continue
-        inputs_BT, targets_BT = (each_N[part].view(-1, min(context, remaining)) for each_N in (inputs_N, targets_N))
+        length = min(context, remaining)
+        inputs_BT, targets_BT = inputs_N[part].view(-1, length), targets_N[part].view(-1, length)
         yield from zip(inputs_BT.split(batch), targets_BT.split(batch), strict=True)
 
 
@@ -123,7 +126,8 @@ def continue_prompt(
     context_BT = torch.tensor([[tokenizer.end_of_document, *start]])
     for _ in range(tokens):
         logits_BTV = model(context_BT[:, -model.context :].to(device))
-        logits_V = logits_BTV[0, -1].cpu().double()  # the generator is the CPU's on every device
+        # The generator is the CPU's on every device, so that a seed draws the same numbers on each.
+        logits_V = logits_BTV[0, -1].cpu().double()
         if not logits_V.isfinite().all():
             raise LogitsNotFiniteError
         if temperature == 0:

@@ -32,13 +32,16 @@ def limits(controller: str, file: str, root: Path = Path("/")) -> Iterator[str]:
         root: The folder of `proc` and `sys`.
     """
     mounts = root / "sys/fs/cgroup"
-    with contextlib.suppress(OSError):  # a system without cgroups
+    # A system without cgroups has no such file, and no limits.
+    with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, names, group = line.split(":", 2)
             if names and controller not in names.split(","):
                 continue
             # In a container, the path may be that of the host, and only the root of the hierarchy exists.
             for folder in (Path(group), *Path(group).parents):
-                for mount in (mounts / names,) if names else (mounts, mounts / "unified"):
+                # Version 2 has no names of controllers; beside version 1 it is mounted at `unified`.
+                mount_points = (mounts / names,) if names else (mounts, mounts / "unified")
+                for mount in mount_points:
                     with contextlib.suppress(OSError):
                         yield (mount / folder.relative_to("/")).joinpath(file).read_text().strip()

@@ -39,13 +39,15 @@ class PeakMemory:
     """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
 
     def __init__(self, device: str) -> None:
-        import torch  # here, since a tokenizer's memory is measured without it
+        # Not at the top of the file: a tokenizer's memory is measured without torch.
+        import torch
 
         self._on_gpu, self._is_reset = device == "cuda", False
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return
-        release_freed_memory()  # of an earlier run in this process
+        # What the C library keeps of an earlier run in this process would count as memory of this run.
+        release_freed_memory()
         with contextlib.suppress(OSError):
             (PROCESS / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
             self._is_reset = True
@@ -60,4 +62,6 @@ class PeakMemory:
             return None
         # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
         peak = re.search(r"^VmHWM:\s*(\d+) kB$", (PROCESS / "status").read_text(), re.MULTILINE)
-        return 1024 * int(peak[1]) if peak else None
+        if peak is None:
+            return None
+        return 1024 * int(peak[1])

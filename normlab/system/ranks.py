@@ -95,7 +95,8 @@ class SumInBackward:
     @torch.no_grad()
     def _add(self, name: str, gradient: Tensor) -> Tensor:
         """Move a gradient into the buffer, and return its view, which replaces it in the backward pass."""
-        if self._buffer is None:  # not earlier: at the start of the backward pass memory is scarce
+        # Not earlier: at the start of the backward pass memory is scarce.
+        if self._buffer is None:
             sizes = [p.numel() for p in self._params.values()]
             self._buffer = gradient.new_empty(sum(sizes))
             parts = zip(self._params.items(), self._buffer.split(sizes), strict=True)
@@ -116,7 +117,8 @@ class SumInBackward:
 
     def wait(self) -> dict[str, Tensor]:
         """Return the sums by name, once the all-reduce has ended. On a GPU the stream waits, and not the host."""
-        for name in list(self._missing):  # parameters that the loss does not depend on
+        # The loss does not depend on these parameters, but the all-reduce starts only with all gradients.
+        for name in list(self._missing):
             self._add(name, torch.zeros_like(self._params[name]))
         assert self._work is not None
         self._work.wait()

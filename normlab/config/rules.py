@@ -5,8 +5,7 @@ the machine may then make packs smaller and fewer. A row names its measurement.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import starmap
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from normlab.config import memory
@@ -14,7 +13,6 @@ from normlab.config.schema import RunConfig
 
 PROCESS_BYTES = 2**30
 """Assumed memory of a process beside its runs: torch, the compiler and the corpus."""
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,51 +39,85 @@ def workload(config: RunConfig, device: str, precision: str) -> Workload:
     )  # fmt: skip
 
 
+class Condition(NamedTuple):
+    """A condition on a workload, and its text in the table."""
+
+    text: str
+    holds: Callable[[Workload], bool]
+
+
+def at_least(field: str, limit: int) -> Condition:
+    """Return the condition that a field of `Workload` is at least a limit."""
+    return Condition(f"{field} >= {_number(limit)}", lambda work: getattr(work, field) >= limit)
+
+
+def at_most(field: str, limit: int) -> Condition:
+    """Return the condition that a field of `Workload` is at most a limit."""
+    return Condition(f"{field} <= {_number(limit)}", lambda work: getattr(work, field) <= limit)
+
+
+def in_precision(precision: str) -> Condition:
+    return Condition(precision, lambda work: work.precision == precision)
+
+
+def _number(number: int) -> str:
+    # Thousands of steps have a separator, and powers of two are known without one.
+    return f"{number:_}" if number % 1000 == 0 else str(number)
+
+
 class Rule(NamedTuple):
     """A row of the table: the value of an option, and for which runs."""
 
     option: str
     device: str
-    condition: str
-    """Comparisons of fields of `Workload`, and precisions, with commas between them; all must hold."""
+    conditions: tuple[Condition, ...]
+    """All must hold."""
     value: str
     why: str
     """The measurement."""
 
     def matches(self, work: Workload) -> bool:
-        names = asdict(work) | {precision: precision == work.precision for precision in PRECISIONS}
-        return self.device == work.device and bool(eval(f"all([{self.condition}])", names))  # noqa: S307
+        return self.device == work.device and all(condition.holds(work) for condition in self.conditions)
+
+    @property
+    def condition(self) -> str:
+        """The conditions as in the table; empty for the row of all other runs."""
+        return ", ".join(condition.text for condition in self.conditions)
 
 
 CPU, GPU = "results/bench_sweep.md", "results/gpu_h200.md"
 CORES = "one for each core"
 """The value of `sweep.jobs` that depends on the machine."""
-RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
-    ("compile", "cpu", "", "off", f"{CPU}: one run compiled is as fast as eager, 4x128"),
-    ("compile", "cuda", "width >= 512, steps >= 2_000", "on", f"{GPU}: 48 s save 30 ms a step, 124M"),
-    ("compile", "cuda", "width >= 256, steps >= 5_000", "on", f"{GPU}: 25 s save 6 ms a step, 6x384"),
-    ("compile", "cuda", "steps >= 50_000", "on", f"{GPU}: 29 s save 0.6 ms a step, 4x128 with a graph"),
-    ("compile", "cuda", "", "off", "compilation would take longer than it saves"),
-    ("train.graph", "cpu", "", "off", "a CPU has no CUDA graphs"),
-    ("train.graph", "cuda", "devices <= 1, plugins <= 0, steps >= 100", "on",
-     f"{GPU}: a step takes 0.11 of its eager time at 4x128; a capture takes as long as a few steps"),
-    ("train.graph", "cuda", "", "off",
-     "several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs"),
-    ("sweep.pack", "cpu", "fp32, width <= 32, tokens <= 256", "16",
-     f"{CPU}: 0.64 of the processor time of a single run, 2x32"),
-    ("sweep.pack", "cpu", "bf16, width <= 128, tokens <= 1024", "16",
-     f"{CPU}: 1.26 times the speed of a single run, 4x128"),
-    ("sweep.pack", "cpu", "", "1", f"{CPU}: no faster in fp32 at 4x64 and 4x128"),
-    ("sweep.pack", "cuda", "fp16", "1", "each run has a loss scale of its own"),
-    ("sweep.pack", "cuda", "devices <= 1, width <= 128, tokens <= 1024", "32",
-     f"{GPU}: 6 times the speed of a single run, 4x128"),
-    ("sweep.pack", "cuda", "devices <= 1, width <= 256, tokens <= 4096", "8", "between the rows that are measured"),
-    ("sweep.pack", "cuda", "", "1", f"{GPU}: a single run of 6x384 fills a fifth of the GPU, one of 124M 38 %"),
-    ("sweep.jobs", "cpu", "width <= 128, tokens <= 1024", CORES,
-     f"{CPU}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads"),
-    ("sweep.jobs", "cpu", "", "1", "not measured for larger models"),
-    ("sweep.jobs", "cuda", "", "1", "packs fill the GPU"),
-)))  # fmt: skip
+ONE_DEVICE, ALWAYS = at_most("devices", 1), ()
+RULES = (
+    Rule("compile", "cpu", ALWAYS, "off", f"{CPU}: one run compiled is as fast as eager, 4x128"),
+    Rule("compile", "cuda", (at_least("width", 512), at_least("steps", 2_000)), "on",
+         f"{GPU}: 48 s save 30 ms a step, 124M"),
+    Rule("compile", "cuda", (at_least("width", 256), at_least("steps", 5_000)), "on",
+         f"{GPU}: 25 s save 6 ms a step, 6x384"),
+    Rule("compile", "cuda", (at_least("steps", 50_000),), "on", f"{GPU}: 29 s save 0.6 ms a step, 4x128 with a graph"),
+    Rule("compile", "cuda", ALWAYS, "off", "compilation would take longer than it saves"),
+    Rule("train.graph", "cpu", ALWAYS, "off", "a CPU has no CUDA graphs"),
+    Rule("train.graph", "cuda", (ONE_DEVICE, at_most("plugins", 0), at_least("steps", 100)), "on",
+         f"{GPU}: a step takes 0.11 of its eager time at 4x128; a capture takes as long as a few steps"),
+    Rule("train.graph", "cuda", ALWAYS, "off",
+         "several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs"),
+    Rule("sweep.pack", "cpu", (in_precision("fp32"), at_most("width", 32), at_most("tokens", 256)), "16",
+         f"{CPU}: 0.64 of the processor time of a single run, 2x32"),
+    Rule("sweep.pack", "cpu", (in_precision("bf16"), at_most("width", 128), at_most("tokens", 1024)), "16",
+         f"{CPU}: 1.26 times the speed of a single run, 4x128"),
+    Rule("sweep.pack", "cpu", ALWAYS, "1", f"{CPU}: no faster in fp32 at 4x64 and 4x128"),
+    Rule("sweep.pack", "cuda", (in_precision("fp16"),), "1", "each run has a loss scale of its own"),
+    Rule("sweep.pack", "cuda", (ONE_DEVICE, at_most("width", 128), at_most("tokens", 1024)), "32",
+         f"{GPU}: 6 times the speed of a single run, 4x128"),
+    Rule("sweep.pack", "cuda", (ONE_DEVICE, at_most("width", 256), at_most("tokens", 4096)), "8",
+         "between the rows that are measured"),
+    Rule("sweep.pack", "cuda", ALWAYS, "1", f"{GPU}: a single run of 6x384 fills a fifth of the GPU, one of 124M 38 %"),
+    Rule("sweep.jobs", "cpu", (at_most("width", 128), at_most("tokens", 1024)), CORES,
+         f"{CPU}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads"),
+    Rule("sweep.jobs", "cpu", ALWAYS, "1", "not measured for larger models"),
+    Rule("sweep.jobs", "cuda", ALWAYS, "1", "packs fill the GPU"),
+)  # fmt: skip
 """The rows, in the order in which they are tried."""
 LEGEND = """tokens: of a micro-batch on each device
 sweep.pack: the runs of a pack may have another attention backend than single runs, and other last bits. A single run

@@ -43,6 +43,8 @@ class DataConfig:
 
     title: ClassVar[str] = ""
     """The name in papers; a subclass does not inherit it."""
+    counts_documents: ClassVar[bool] = True
+    """Whether the number of documents is printed when a run starts; it is no news where all have the same text."""
 
     name: str
     """Name of the corpus; chosen by `data=`."""
@@ -92,6 +94,7 @@ class StdlibData(DataConfig):
     """The source of Python's standard library without its tests: real text on every machine."""
 
     title: ClassVar[str] = "Python standard library"
+    counts_documents: ClassVar[bool] = False
     name: str = "stdlib"
 
 

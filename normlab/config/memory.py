@@ -67,7 +67,7 @@ def estimate(
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
     # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.
-    has_norms = projects(config.placement) or (config.norm.name != "none" and config.placement.has_norms(model.depth))
+    has_norms = projects(config.placement) or (not config.norm.is_identity and config.placement.has_norms(model.depth))
     norms = 2 if has_norms and not compiled else 0
     mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
     layer = tokens * size * ((5 + norms) * model.width + mlp)

@@ -24,18 +24,16 @@ from normlab.catalogue import entries as catalogue
 from normlab.catalogue.corpora import DATA, DataConfig, HubData
 from normlab.catalogue.norms.base import NORMS, NormConfig
 from normlab.catalogue.norms.base import load_all as load_norms
-from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS, OptimConfig, Orthogonal
+from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS, OptimConfig
 from normlab.catalogue.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.catalogue.placements.base import load_all as load_placements
-from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.catalogue.placements.init_rules import INIT_RULES, SCALED_RULES
 from normlab.catalogue.statistics.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 from normlab.config.model import ModelConfig
 from normlab.config.option_names import empty_list_hint
 from normlab.config.stats import StatsConfig
 
 T = TypeVar("T")
-INITS_OF_SCALING = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
-"""Init rules whose numbers do not depend on what a rule of transfer scales."""
 FOLDER_OF_WEIGHTS = re.compile(r"(.+)@([0-9a-f]{64})")
 """A resolved `train.start_from` that is a folder of transformers: FOLDER@SHA256, the hash of its weights."""
 
@@ -162,9 +160,11 @@ class RunConfig:
     @property
     def init_rule(self) -> str:
         """The resolved init rule: `init`, or the rule of the placement if `init` is auto."""
-        if self.init == "auto":
-            return self.placement.init if self.model.scaling == "none" else "gpt2"
-        return self.init
+        if self.init != "auto":
+            return self.init
+        if self.model.scaling in SCALED_RULES:
+            return SCALED_RULES[self.model.scaling][0]
+        return self.placement.init
 
     @property
     def data_seed(self) -> int:
@@ -214,8 +214,7 @@ class RunConfig:
         self.train.resolve()
         self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)
-        if isinstance(self.optim, Orthogonal):
-            self.optim.resolve_heads(self.model.heads, self.model.width)
+        self.optim.resolve_for_model(self.model.heads, self.model.width)
         self.stats.resolve()
         self._check_statistics()
         self._check_qk_clip()
@@ -252,19 +251,21 @@ class RunConfig:
             )
         if self.model.value_embed:
             raise ConfigError(f"{scaling}: has no rule for model.value_embed=true; leave one of them out")
-        if self.optim.name != "adamw":
-            raise ConfigError(f"{scaling}: its learning rates are those of optim=adamw, not of optim={self.optim.name}")
-        if self.init_rule not in (rules := INITS_OF_SCALING[self.model.scaling]):
+        if not self.optim.has_transfer_rule:
+            derived = " or ".join(f"optim={name}" for name, kind in OPTIMIZERS.items() if kind.has_transfer_rule)
+            raise ConfigError(f"{scaling}: its learning rates are those of {derived}, not of optim={self.optim.name}")
+        rules = SCALED_RULES[self.model.scaling]
+        if self.init_rule not in rules:
             raise ConfigError(f"{scaling}: scales the init rule itself; choose init={' or init='.join(rules)}")
 
     def _check_qk_clip(self) -> None:
         """Check that the matrices of queries and keys determine the size of the scores."""
         if self.optim.qk_clip is None:
             return
-        if self.optim.name == "hyperball":
+        if self.optim.keeps_matrix_norms:
             raise ConfigError(
-                f"optim.qk_clip={self.optim.qk_clip}: contradicts optim=hyperball, which keeps the norm of each matrix;"
-                " leave out one of the two"
+                f"optim.qk_clip={self.optim.qk_clip}: contradicts optim={self.optim.name}, which keeps the norm of "
+                "each matrix; leave out one of the two"
             )
         if self.model.qk_norm != "off":
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")
@@ -305,7 +306,7 @@ class RunConfig:
         """
         model = self.model
         in_attention = model.qk_norm != "off" or model.v_norm
-        if self.norm.name != "none" and not in_attention and not self.placement.has_norms(model.depth):
+        if not self.norm.is_identity and not in_attention and not self.placement.has_norms(model.depth):
             raise ConfigError(
                 f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
             )
@@ -316,10 +317,10 @@ class RunConfig:
                 f"model.embed_scale={model.embed_scale}",
                 f"the norm of placement={self.placement.name} on the embeddings",
             )
-        if self.norm.name == "none" and model.qk_norm != "off":
-            raise no_effect(f"model.qk_norm={model.qk_norm}", "norm=none")
-        if model.v_norm and self.norm.name == "none":
-            raise no_effect("model.v_norm=true", "norm=none")
+        if self.norm.is_identity and model.qk_norm != "off":
+            raise no_effect(f"model.qk_norm={model.qk_norm}", f"norm={self.norm.name}")
+        if model.v_norm and self.norm.is_identity:
+            raise no_effect("model.v_norm=true", f"norm={self.norm.name}")
         if model.v_norm and "v" in self._inner_sites:
             raise no_effect("model.v_norm=true", f"placement={self.placement.name}, which has this norm")
         self.placement.reject_unused_options(self.norm, self.model.depth)

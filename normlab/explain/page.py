@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from string import Template
-from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
 import torch
@@ -34,10 +33,6 @@ MATRIX = (
 )  # fmt: skip
 MARKED = 2, 3
 """Token and channel of the value whose inputs are outlined."""
-OPTIONS: dict[str, dict[str, Any]] = {"groupnorm": {"groups": 2}, "prmsnorm": {"fraction": 0.5}}
-"""Options of norms whose defaults do not fit six channels."""
-SEQUENCES = {"batchnorm_position": 2}
-"""The number of sequences that the rows form, if not one: over one sequence a position has no variance."""
 INVARIANCES = {"scale": "a group times a positive number", "shift": "a group plus a number"}
 
 
@@ -62,11 +57,11 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
 
 def norm_card(entry: catalogue.Entry) -> Element:
     """Return a norm with its output for the matrix, by its untrained module in float64 and in training mode."""
-    name, options = entry["name"], OPTIONS.get(entry["name"], {})
-    sequences = SEQUENCES.get(name, 1)
+    kind = load_norms()[entry["name"]]
+    options, sequences = kind.example_options, kind.example_sequences
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = load_norms()[name](**options).build(len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
+        module = kind(**options).build(len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
     x_TD = torch.tensor(MATRIX, dtype=torch.float64, requires_grad=True)
     y_TD = module(x_TD.unflatten(0, (sequences, -1))).flatten(0, 1)
     (gradient_TD,) = torch.autograd.grad(y_TD[MARKED], x_TD)

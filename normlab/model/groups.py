@@ -65,10 +65,11 @@ def check_parameters(config: RunConfig) -> None:
     """Check that the optimiser's options fit the parameters of the model of a validated config.
 
     Raises:
-        ConfigError: A group with options of its own has no parameter, hyperball has a matrix that starts at 0, or a
-            rule of transfer has a norm with matrices.
+        ConfigError: A group with options of its own has no parameter, an optimiser that keeps the norms of matrices
+            has one that starts at 0, or a rule of transfer has a norm with matrices.
     """
-    if config.optim.groups == ParameterGroups() and config.optim.name != "hyperball" and config.model.scaling == "none":
+    has_options = config.optim.groups != ParameterGroups()
+    if not has_options and not config.optim.keeps_matrix_norms and config.model.scaling == "none":
         return
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _groups:  # a grid has the same structures again and again
@@ -87,12 +88,12 @@ def check_parameters(config: RunConfig) -> None:
             f"model.scaling={config.model.scaling}: has no rule for the matrices of norm={config.norm.label}; choose "
             "another norm"
         )
-    for name, (group, shape) in parameters.items() if config.optim.name == "hyperball" else ():
+    for name, (group, shape) in parameters.items() if config.optim.keeps_matrix_norms else ():
         std = standard_deviation(config.init_rule, name, shape, config.model.depth, config.model.width)
         if group == "matrices" and (std == 0 or name.endswith(("value_gate.weight", ".fn"))):
             raise ConfigError(
-                f"optim=hyperball: keeps the norm of each matrix, and {name} starts at 0 (init={config.init_rule}); "
-                "choose another init rule or optimiser"
+                f"optim={config.optim.name}: keeps the norm of each matrix, and {name} starts at 0 "
+                f"(init={config.init_rule}); choose another init rule or optimiser"
             )
     for group in () if config.optim.groups.vacant else GROUPS.keys() - present:
         own, default = config.optim.groups.of(group), GroupOptions()

@@ -49,7 +49,7 @@ def without_redundant_norms(config: RunConfig) -> tuple[list[str], Tensor]:
     small = build_small(config)
     replacements: dict[str, dict[nn.Module, nn.Module]] = defaultdict(dict)
     for name, module in small.gpt.named_modules():
-        if module in small.norms and config.norm.name != "none":
+        if module in small.norms and not config.norm.is_identity:
             affine = getattr(module, "affine", None)
             instead = affine if isinstance(affine, nn.Module) else nn.Identity()
             if instead is affine or not [*module.parameters()]:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import msgspec
 
 from normlab.base.errors import counted, printable
+from normlab.catalogue.corpora import DATA, HubData
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
 from normlab.store.record import Corpus
@@ -178,7 +179,7 @@ def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator
     yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
     baselines = ", ".join(f"{kind} {run['corpus']['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
     yield "corpus", f"{corpus.name}: {baselines} nats/token"
-    if corpus.name != "stdlib" and read.documents:
+    if DATA.get(corpus.name, HubData).counts_documents and read.documents:
         removed = {"empty": read.empty, "null": read.null}
         without = [f"{count:,} {what}" for what, count in removed.items() if count]
         yield "text", counted(read.documents, "document", ",") + (f", without {', '.join(without)}" if without else "")

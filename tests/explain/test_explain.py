@@ -43,9 +43,10 @@ def values(card: Element) -> np.ndarray:
 def test_norm_equals_its_reference(name: str) -> None:
     card = page.norm_card(NORMS[name])
     torch.manual_seed(0)
-    options = load_norms()[name](**page.OPTIONS.get(name, {}))  # pyright: ignore[reportCallIssue]
+    kind = load_norms()[name]
+    options = kind(**kind.example_options)  # pyright: ignore[reportCallIssue]
     state = dict(options.build(6).double().state_dict())
-    x = torch.tensor(MATRIX).reshape(page.SEQUENCES.get(name, 1), -1, 6)
+    x = torch.tensor(MATRIX).reshape(kind.example_sequences, -1, 6)
     expected = options.reference(x, state).reshape(4, 6).numpy()
     np.testing.assert_allclose(values(card), expected, rtol=1e-6, atol=1e-9)
     cells = [[cell.text or "" for cell in row][1:] for row in card.iter("tr")][1:]

@@ -69,12 +69,18 @@ class NormConfig:
     """Known errors and confusions, one sentence each."""
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Init rules that do not fit the norm in a block x = x + F(x) (`Placement.is_plain_sum`), with the reason."""
+    is_identity: ClassVar[bool] = False
+    """Whether it is no norm, y = x, so that options of norms and their places have no effect."""
     causal: ClassVar[bool] = True
     """Whether in training no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False
     """Whether evaluation uses running statistics and training those of the batch."""
     synchronised: ClassVar[bool] = False
     """Whether the statistics of the batch are those of the batch on all devices (`ranks.moments_over_ranks`)."""
+    example_options: ClassVar[Mapping[str, Any]] = {}
+    """Options with which `normlab explain` computes the norm of six channels, if the defaults do not fit six."""
+    example_sequences: ClassVar[int] = 1
+    """Number of sequences that the tokens of `normlab explain` form."""
 
     name: str
     """The registered name, fixed by the norm."""

@@ -133,6 +133,7 @@ class BatchNormPositionConfig(BatchNormConfig):
     verified_by: ClassVar[str] = "torch's batch_norm of T * D features, each sequence one batch entry"
     reference_kind: ClassVar[str] = "external"
     equals: ClassVar[str] = "batchnorm with one position, and in evaluation"
+    example_sequences: ClassVar[int] = 2  # over one sequence a position has no variance
     pitfalls: ClassVar[tuple[str, ...]] = (
         "With one sequence in the batch no position has a variance: every output is the bias.",
         "Statistics of a few sequences are noisy, and each sequence depends on the others of its batch.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,6 +45,7 @@ class GroupNormConfig(AffineNormConfig):
     parameters: ClassVar[str] = "2 * D"
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     equals: ClassVar[str] = "layernorm at groups=1"
+    example_options: ClassVar[Mapping[str, Any]] = {"groups": 2}
     pitfalls: ClassVar[tuple[str, ...]] = (
         "torch.nn.GroupNorm on (B, D, T) averages over time too: each position depends on later positions.",
     )

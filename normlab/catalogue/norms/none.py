@@ -23,6 +23,7 @@ class NoNormConfig(NormConfig):
     verified_by: ClassVar[str] = "the input itself"
     reference_kind: ClassVar[str] = "identity"
     parameters: ClassVar[str] = "0"
+    is_identity: ClassVar[bool] = True
     equals: ClassVar[str] = "pointwise with function=linear_clip and alpha=1, while |x| < 1"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The init rule decides: the stream is stable with N(0, 0.02) and explodes with Xavier at depth.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class PRMSNormConfig(AffineNormConfig):
     parameters: ClassVar[str] = "D"
     invariant_to: ClassVar[tuple[str, ...]] = ("scale",)
     equals: ClassVar[str] = "rmsnorm with eps_mode=outside_rms at fraction=1"
+    example_options: ClassVar[Mapping[str, Any]] = {"fraction": 0.5}
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Public code rounds K down (the paper's code) or up: at 6.25 % of 100 channels K is 6 or 7.",
         "The first channels are not a random sample: if training makes some of them large, all others shrink.",

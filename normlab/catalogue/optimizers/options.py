@@ -101,6 +101,10 @@ class OptimConfig:
         "groups",
     )
     """Options in which the runs of a pack may differ."""
+    has_transfer_rule: ClassVar[bool] = False
+    """Whether the rules of depth and width transfer (`model.scaling`) are derived for the update."""
+    keeps_matrix_norms: ClassVar[bool] = False
+    """Whether each matrix keeps its initial norm: then it must not start at 0, and QK-Clip cannot make it smaller."""
 
     name: str
     """Name of the optimiser; chosen by `optim=`."""
@@ -205,6 +209,9 @@ class OptimConfig:
             if not has_decay and (value := getattr(self, name)) != default:
                 raise no_effect(f"optim.{name}={value}", "optim.weight_decay=0")
 
+    def resolve_for_model(self, heads: int, width: int) -> None:
+        """Set the options that depend on the model, after `resolve`; most optimisers have none."""
+
 
 @dataclass(kw_only=True, slots=True)
 class AdamW(OptimConfig):
@@ -222,6 +229,7 @@ class AdamW(OptimConfig):
     source: ClassVar[str] = "torch.optim.AdamW, after Loshchilov & Hutter 2017, arXiv:1711.05101"
     kept: ClassVar[int] = 2
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
+    has_transfer_rule: ClassVar[bool] = True
 
     name: str = "adamw"
     beta1: float = option(0.9, "Decay per step of the mean of the gradients.", at_least=0, below=1)
@@ -273,6 +281,7 @@ class Orthogonal(AdamW):
     """What differs from public code."""
     kept: ClassVar[int] = 1
     per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
+    has_transfer_rule: ClassVar[bool] = False
 
     momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
     nesterov: bool = option(True, "Whether NS is that of (1 - mu) g + mu b (Nesterov) in place of b.")
@@ -290,7 +299,7 @@ class Orthogonal(AdamW):
         None, "With optim.qkv=heads the number of heads; model.heads unless set.", at_least=1, at_most=2**17
     )
 
-    def resolve_heads(self, heads: int, width: int) -> None:
+    def resolve_for_model(self, heads: int, width: int) -> None:
         """Set the number of heads by that of the model."""
         if self.qkv != "heads":
             if self.heads is not None:
@@ -402,6 +411,7 @@ class Hyperball(Orthogonal):
     title: ClassVar[str] = "Hyperball"
     formula: ClassVar[str] = "w <- R unit(w - lr (R unit(NS(...)) + wd w)), unit(x) = x / |x|"
     source: ClassVar[str] = "Wen et al. 2025, Hyperball Optimization, part 1 (MuonH)"
+    keeps_matrix_norms: ClassVar[bool] = True
 
     name: str = "hyperball"
     lr: float = option(0.01, "Peak learning rate, per step: the angle by which a matrix turns.", above=0)

@@ -24,11 +24,11 @@ from normlab.base.options import option
 from normlab.base.plugins import check_initial_values
 from normlab.catalogue.placements.base import (
     INNER_SITES,
-    NO_EFFECT_WITHOUT_NORM,
     NORM_UPDATE,
     SWITCHES,
     MakeNorm,
     Placement,
+    no_effect_without_norm,
     register_placement,
 )
 
@@ -228,15 +228,14 @@ class AlgebraPlacement(Placement):
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """As the base class; with norm=none also reject an option that changes only norms."""
         super(AlgebraPlacement, self).reject_unused_options(norm, depth)
+        if not norm.is_identity:
+            return
         for changed in fields(self):
-            if norm.name != "none" or changed.name in ("name", "branch_warmup", *SWITCHES):
+            if changed.name in ("name", "branch_warmup", *SWITCHES):
                 continue
-            value, default = getattr(self, changed.name), replace(self, **{changed.name: changed.default})
-            layers, default_layers = (
-                [replace(sub, norms=()) for subs in each.layers(depth) for sub in subs] for each in (self, default)
-            )
-            if self != default and layers == default_layers:
-                raise ConfigError(f"placement.{changed.name}={value}: {NO_EFFECT_WITHOUT_NORM}")
+            default = replace(self, **{changed.name: changed.default})
+            if self != default and _without_norms(self, depth) == _without_norms(default, depth):
+                raise no_effect_without_norm(f"placement.{changed.name}={getattr(self, changed.name)}", norm)
 
     @property
     def row(self) -> Row:
@@ -398,3 +397,9 @@ def register_row(row: Row) -> None:
     options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
     register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
     ROWS_BY_NAME[row.name] = row
+
+
+def _without_norms(placement: AlgebraPlacement, depth: int) -> list[SubLayer]:
+    """Return the sub-layers of all blocks without their norms."""
+    sub_layers = [sub for block in placement.layers(depth) for sub in block]
+    return [replace(sub, norms=()) for sub in sub_layers]

@@ -41,7 +41,11 @@ NORM_UPDATE = "x = N(x)"
 """The formula of a norm at an end of the stream."""
 SWITCHES = {"embedding_norm": "embedding_formula", "final_norm": "head_formula"}
 """Options that switch a norm at an end of the stream on or off, and the formula that each one replaces."""
-NO_EFFECT_WITHOUT_NORM = "has no effect with norm=none; leave it out or choose a norm"
+
+
+def no_effect_without_norm(setting: str, norm: NormConfig) -> ConfigError:
+    """Return the error for an option of a placement that changes only norms, with a norm that is none."""
+    return ConfigError(f"{setting}: has no effect with norm={norm.name}; leave it out or choose a norm")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -181,8 +185,9 @@ class Placement:
         An option that repeats the default is valid, because a grid may contain it.
         """
         for switch in SWITCHES:
-            if norm.name == "none" and (value := getattr(self, switch)) is not None:
-                raise ConfigError(f"placement.{switch}={str(value).lower()}: {NO_EFFECT_WITHOUT_NORM}")
+            value = getattr(self, switch)
+            if norm.is_identity and value is not None:
+                raise no_effect_without_norm(f"placement.{switch}={str(value).lower()}", norm)
 
     def has_norms(self, depth: int) -> bool:
         """Return whether a model of `depth` blocks contains the run's norm outside `model.qk_norm`."""

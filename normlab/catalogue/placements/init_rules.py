@@ -42,6 +42,10 @@ InitRule = Callable[[Weight], float]
 
 INIT_RULES: dict[str, InitRule] = {}
 
+SCALED_RULES = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
+"""The init rules that a rule of depth and width transfer (`model.scaling`) may scale, the default first: their numbers
+do not depend on what it scales."""
+
 INIT_RULE_VERSIONS: dict[str, int] = {}
 """Part of a run's identity, by rule; 1 for a rule without an entry. Raise it when a rule gives other numbers."""
 

@@ -13,7 +13,7 @@ from normlab.cli.app import Json, ResultsDir, app, echo, warn_of_replaced
 
 Kind = Literal[
     "norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "estimators", "names",
-    "auto", "sweeps",
+    "formulas", "auto", "sweeps",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def list_(
     names = [argument for argument in arguments or [] if "=" not in argument]
     name = names[0] if names else None
     overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
-    if len(names) > (0 if what in ("auto", "estimators", "sweeps") else 1):
+    if len(names) > (0 if what in ("auto", "estimators", "formulas", "sweeps") else 1):
         raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     for override in overrides:
         if what != "placements" or name is None or not override.startswith(("norm", "model")):
@@ -70,6 +70,10 @@ def list_(
         return echo(render(_names(name), format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "estimators":
         return echo(render(_estimators(), format), keep="\n")
+    if what == "formulas":
+        from normlab.catalogue.placements.formula import rows
+
+        return echo(render([*rows()], format), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:

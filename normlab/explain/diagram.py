@@ -13,17 +13,8 @@ from itertools import accumulate
 from xml.etree.ElementTree import Element
 
 from normlab.catalogue.placements.base import Placement
+from normlab.catalogue.placements.formula import KIND_OF, LABELS, SIZES, runs_twice
 
-FUNCTIONS = {
-    "A": "attention", "A_qkv": "attention", "M": "MLP", "heads": "heads", "heads_qkv": "heads",
-    "heads_scaled": "scaled heads", "W_out": "projection", "hidden": "MLP, hidden", "W_down": "down projection",
-    "N": "norm", "stop": "no gradient",
-}  # fmt: skip
-"""Labels of the functions in a formula, by name."""
-OF_STREAMS = {"copies": "copies", "read": "weighted sum", "write": "to each stream", "mix": "mixed streams"}
-"""Labels of the functions of several streams, whose weights, the first argument, are not drawn."""
-OF_STATES = {"states": "no states", "store": "store", "recall": "average over depth"}
-"""Labels of the functions of stored states."""
 OTHER_STREAM = 3
 """The column of a second stream, to the right of all branches."""
 ROW_HEIGHT, COLUMN_GAP, LEFT_MARGIN, END_HEIGHT, LETTER_WIDTH = 52.0, 22.0, 26.0, 20.0, 7.2
@@ -85,8 +76,9 @@ class Diagram:
         }
         self._run(self.placement.embedding_formula)
         self.start = self._add_boundary("enter")
-        # A formula with F runs for attention and again for the MLP.
-        self._run("; ".join(formula.replace("F(", f"{name}(") for name in "AM") if "F(" in formula else formula)
+        if runs_twice(formula):
+            formula = "; ".join(formula.replace("F(", f"{name}(") for name in "AM")
+        self._run(formula)
         self.end = self._add_boundary("leave")
         self._run(self.placement.head_formula)
         self._add("head", [self.node_of["x"]], 0, "LM head", "x")
@@ -141,17 +133,21 @@ class Diagram:
                     kind, sign = ("scale", "\N{MULTIPLICATION SIGN}") if is_product else ("divide", "÷")
                     label = f"{sign} {_factor_text(right)}"
                     return self._add(kind, [self._draw(left, column)], column, label, ast.unparse(right))
-            case ast.Call(func=ast.Name(id=name), args=[argument]) if name in FUNCTIONS:
-                source, kind = self._draw(argument, column), {"N": "norm", "stop": "function"}.get(name, "box")
-                return self._add(kind, [source], column, FUNCTIONS[name], name)
-            case ast.Call(func=ast.Name(id=name), args=[_, argument]) if name in OF_STREAMS:
-                return self._add("function", [self._draw(argument, column)], column, OF_STREAMS[name], name)
-            case ast.Call(func=ast.Name(id=name), args=args) if name in OF_STATES:
-                known = [each for each in args if isinstance(each, ast.Name) and each.id in self.node_of]
-                return self._add(
-                    "function", [self._draw(each, column) for each in known], column, OF_STATES[name], name
-                )
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in LABELS:
+                return self._draw_call(name, arguments, column)
         raise NotImplementedError(f"{ast.unparse(value)!r} of placement {self.placement.name!r} cannot be drawn")
+
+    def _draw_call(self, name: str, arguments: list[ast.expr], column: int) -> Node:
+        """Return the node of a function's call; weights of streams and queries for states are not drawn."""
+        of = KIND_OF[name]
+        if of == "streams":
+            arguments = arguments[1:]
+        elif of == "states":
+            arguments = [value for value in arguments if isinstance(value, ast.Name) and value.id in self.node_of]
+        kind = "box" if of == "the block" else "function"
+        if name == "N":
+            kind = "norm"
+        return self._add(kind, [self._draw(value, column) for value in arguments], column, LABELS[name], name)
 
     def set_numbers(self, norms: Sequence[Sequence[str]]) -> None:
         """Write a text into each norm of the embeddings, the block and the head, given in the order of their calls."""
@@ -217,7 +213,7 @@ def _drawing(node: Node) -> Element:
     """Return a box with a label, a circle with a sign, or a point."""
     (width, height), (x, y) = node.size, (node.x, node.y)
     names = _names(ast.parse(node.expression)) if node.kind in ("scale", "divide") else set()
-    learned = " learned" if names - {"L", "l", "D", "sqrt", "ln", "abs"} else ""
+    learned = " learned" if names - SIZES.keys() - KIND_OF.keys() else ""
     group = {"class_": f"node {node.kind}{learned}", "data_kind": node.kind}
     if node.kind in ("enter", "leave"):
         return make("g", make("circle", cx=x, cy=y, r=3), make("text", node.label, x=x + 9, y=y - 9), **group)

@@ -1,6 +1,7 @@
 """A reference implementation of the model, driven by the placement's formula.
 
-`Placement.formula` defines the notation. N is computed by the norm's own `reference`.
+`catalogue/placements/formula.py` defines the notation, and `formula_functions.py` computes its functions. N is
+computed by the norm's own `reference`.
 
 The order of the norms is recorded from a forward pass of the model. Everything else is implemented here independently
 of `normlab.model`, and slowly.
@@ -27,43 +28,13 @@ from normlab.base.errors import counted, unknown
 from normlab.base.options import plain_tree
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import SWITCHES
+from normlab.catalogue.placements.formula import SHAPE_METHODS, runs_twice
+from normlab.catalogue.placements.formula_functions import FUNCTIONS, STREAM_FUNCTIONS
 from normlab.catalogue.placements.wiring import UPDATES
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
 
 Map = Callable[[Tensor], Tensor]
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": torch.Tensor.abs,
-    "sqrt": math.sqrt,
-    "ln": math.log,
-    "silu": lambda t: t * torch.sigmoid(t),
-    "stop": torch.Tensor.detach,
-    "norm2": lambda t: t.square().sum(-1, keepdim=True).sqrt(),
-    "min": min,
-    "max": max,
-    "tanh": lambda t: 1 - 2 / (torch.exp(2 * t) + 1),
-    "softplus": lambda t: torch.log(1 + torch.exp(t)),
-    "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
-}
-"""Functions that a formula may call (`Placement.formula` explains them)."""
-STREAM_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
-    "ones": lambda n: torch.ones(n, dtype=torch.float64),
-    "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
-    "copies": lambda n, x: torch.stack([x] * n, -2),
-    "read": lambda a, x: torch.einsum("...n,...nd->...d", a, x),
-    "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),
-    "states": lambda x: (),
-    "store": lambda s, x: (*s, x),
-    "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),
-    "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
-    "sinkhorn": lambda t, k, **options: _sinkhorn(t, k, **options),
-}
-"""Further functions, of placements with several streams (`Placement.weights_formula`) or with stored states."""
-
-
-SHAPE_METHODS = ("mT", "flatten", "unflatten")
-"""What a formula may use of a tensor: its shape. Other methods would add over the batch in silence, as sum does."""
 
 
 class FormulaMismatch(Exception):
@@ -126,7 +97,7 @@ class ReferenceModel:
             if name.endswith(f".{UPDATES}"):
                 names["t"] = buffer.item()
         segment, formula = f"block {layer}", self.config.placement.full_formula
-        if "F(" not in formula:
+        if not runs_twice(formula):
             self._run(segment, formula, streams, (block.wiring, names))
             return
         branches = (("attn", attention["A"]), ("mlp", mlp["M"]))
@@ -189,7 +160,7 @@ class ReferenceModel:
         return values
 
     def _listed_names(self, block: Mapping[str, Any], parameters: Mapping[str, Any]) -> set[str]:
-        """Return the names for a message: those that the documentation of `Placement.formula` explains.
+        """Return the names for a message: those that `normlab list formulas` explains.
 
         The parameters of the norms, and the options that add a norm before or after the blocks, are names too, but
         have no meaning in a formula. Only a placement of several streams needs the functions of streams.
@@ -342,26 +313,6 @@ def _parsed(formula: str) -> ast.Module:
 @cache
 def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
-
-
-def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> Tensor:
-    """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
-    kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
-    kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
-    u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
-    for number in range(2 * iterations - 1 + of_sigmoid):
-        if number % 2 != of_sigmoid:
-            u = u / (u * (kernel * v).sum(-1, keepdim=True) + 1e-6)
-        else:
-            v = v / (v * (u * kernel).sum(-2, keepdim=True) + 1e-6)
-    return u * kernel * v
-
-
-def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
-    """Return the average of some states, weighted by exp(query . state / root mean square)."""
-    sizes_MBT1 = (states_MBTD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    weights_MBT1 = torch.exp((states_MBTD / sizes_MBT1) @ query_D)[..., None]
-    return (weights_MBT1 * states_MBTD).sum(0) / weights_MBT1.sum(0)
 
 
 def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:

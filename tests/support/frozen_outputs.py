@@ -131,6 +131,7 @@ COMMANDS: dict[str, str] = {
     **{f"list-{kind}": f"list {kind} --json" for kind in ("norms", "placements", "models", "data", "optim", "init")},
     "list-stats": "list stats --json",
     "list-auto": "list auto --json",
+    "list-formulas": "list formulas",
     "list-models-table": "list models",
     "list-norm": "list norms rmsnorm",
     "list-placement": "list placements pre",

@@ -31,6 +31,7 @@ from normlab.catalogue.placements.base import (
     no_effect_without_norm,
     register_placement,
 )
+from normlab.catalogue.placements.formula import SUB_LAYERS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,10 +140,6 @@ class Row:
         """All sub-layers, including those of the first blocks and of the variants."""
         parts = (self, self.early, *(variant.early for variant in self.variants.values()))
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
-
-
-SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
-"""The names that end a sub-layer in a formula."""
 
 
 def _holds_sub_layer(node: ast.AST) -> bool:

@@ -60,36 +60,25 @@ class Placement:
     """One block's update of the stream x: Python statements `name = expression` separated by "; ". `normlab verify`
     evaluates it in float64 and compares the model with it.
 
-    `A(.)` is attention, `M(.)` the MLP; a formula with `F(.)` is evaluated twice a block, first with A, then with M.
-    `A(x) = W_out(heads(x))`, `M(x) = W_down(hidden(x))`; `heads_qkv` has a norm on each head's q, k and v,
-    `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
-    next norm of the block, in call order, each used once. `L` is the number of blocks, `l` the number of this block,
-    from 1, `D` the width, `t` the number of updates, if the wiring counts them. The functions are `sqrt`, `ln`, `min`,
-    `max` of numbers; of tensors `abs`, `silu`, `softplus`, `sigmoid`, `tanh`, `stop` (no gradient) and `norm2` (the
-    L2 norm over the channels). The placement's options are known by their names. Any other name is a stream, a
-    temporary variable, or a learned parameter of the wiring: its dotted name with `_` for `.`, or, in a formula with F,
-    its name in the module of that sub-layer. `verify` rejects unknown names, and names with two
-    meanings. Python's functions and torch's methods are unknown on purpose: `sum(x)` and `x.sum()` would add over the
-    batch, not over the channels. Only the shape may be used: `.mT`, `.flatten`, `.unflatten`."""
+    `formula.py` defines the functions and the names, and `normlab list formulas` prints them. Any other name is a
+    stream, a temporary variable, or a learned parameter of the wiring; `verify` rejects unknown names, and names with
+    two meanings. Python's functions and torch's methods are unknown on purpose: `sum(x)` and `x.sum()` would add over
+    the batch, not over the channels."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
     embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
     weights_formula: ClassVar[str] = ""
-    """Statements before `formula`, whenever it is evaluated: numbers by which streams are read, written and mixed.
-
-    Of n streams, x (B, T, n, D), `read(a, x)` is sum_i a_i x_i, `write(b, y)` is y b_i in stream i, and `mix(c, x)` is
-    sum_i c_ij x_i in stream j. More functions are `copies`, `ones`, `tanh`, `sigmoid`, `sinkhorn` and `rms`, over the
-    last axis, with 1e-6 added to the square. The placement's options are known by their names."""
+    """Statements before `formula`, whenever it is evaluated: numbers by which streams are read, written and mixed. The
+    n streams are x (B, T, n, D)."""
     head_weights_formula: ClassVar[str] = ""
     """Statements before `head_formula`, as `weights_formula`."""
     head_formula: ClassVar[str] = ""
     """Statements that make x, the input of the head, from the streams."""
     inside: ClassVar[str] = ""
-    """Statements inside the sub-layers and on the logits: `q = ...` for each query and key after RoPE, `a = ...` for
-    the products q.k (default: divided by sqrt(K)), `h = ...` for `W_up x` and `W_gate x`, `z = ...` for the logits.
-    `scale` is a learned parameter, `K` the width of a head."""
+    """Statements inside the sub-layers, `q = ...`, `a = ...` and `h = ...`, and on the logits, `z = ...`
+    (`formula.INSIDE`)."""
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Init rules that do not fit the placement, with the reason; `other` stands for all except `init`."""
     initial_values: ClassVar[Mapping[str, str]] = {}

@@ -1,0 +1,63 @@
+"""What the functions of a formula compute (`formula.py`), in float64; `normlab verify` executes formulas with them.
+
+Shapes: t any axes, the last one of channels; of n streams x (..., n, D), y (..., D), a and b (..., n), c (..., n, n).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normlab.catalogue.placements.formula import OF_NUMBERS, OF_STATES, OF_STREAMS, OF_TENSORS
+
+
+def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> Tensor:
+    """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
+    kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
+    kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
+    u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
+    for number in range(2 * iterations - 1 + of_sigmoid):
+        if number % 2 != of_sigmoid:
+            u = u / (u * (kernel * v).sum(-1, keepdim=True) + 1e-6)
+        else:
+            v = v / (v * (u * kernel).sum(-2, keepdim=True) + 1e-6)
+    return u * kernel * v
+
+
+def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
+    """Return the average of some states, weighted by exp(query . state / root mean square)."""
+    sizes_MBT1 = (states_MBTD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    weights_MBT1 = torch.exp((states_MBTD / sizes_MBT1) @ query_D)[..., None]
+    return (weights_MBT1 * states_MBTD).sum(0) / weights_MBT1.sum(0)
+
+
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt,
+    "ln": math.log,
+    "min": min,
+    "max": max,
+    "abs": torch.Tensor.abs,
+    "silu": lambda t: t * torch.sigmoid(t),
+    "softplus": lambda t: torch.log(1 + torch.exp(t)),
+    "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
+    "tanh": lambda t: 1 - 2 / (torch.exp(2 * t) + 1),
+    "stop": torch.Tensor.detach,
+    "norm2": lambda t: t.square().sum(-1, keepdim=True).sqrt(),
+    "copies": lambda n, x: torch.stack([x] * n, -2),
+    "read": lambda a, x: torch.einsum("...n,...nd->...d", a, x),
+    "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),
+    "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
+    "ones": lambda n: torch.ones(n, dtype=torch.float64),
+    "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
+    "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
+    "sinkhorn": _sinkhorn,
+    "states": lambda x: (),
+    "store": lambda s, x: (*s, x),
+    "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),
+}
+FUNCTIONS = {function.name: _COMPUTED[function.name] for function in (*OF_NUMBERS, *OF_TENSORS)}
+"""The functions that every formula may call."""
+STREAM_FUNCTIONS = {function.name: _COMPUTED[function.name] for function in (*OF_STREAMS, *OF_STATES)}
+"""Further functions, of placements with several streams or with stored states."""

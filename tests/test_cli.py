@@ -211,7 +211,7 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
     ("content", "message"),
     [
         ("eps: [", "norm/mine.yaml, line 1: is not valid YAML; fix the file (--debug prints the reason)"),
-        ("7", "a config file holds no options; fix the file"),
+        ("7", "norm/mine.yaml: holds no options; fix the file"),
         ("defaults:\n  - &a [*a]\n", "norm/mine.yaml: a part of it refers to itself; write the values out"),
         (
             "defaults:\n  - rmsnorm\nepps: 1\n",
@@ -219,10 +219,15 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
         ),
         ("defaults:\n  - rmsnrm\n", "norm=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
         ("", "norm=mine: names no norm; begin the config file with a list such as defaults: [rmsnorm]"),
-        ("eps: \udcff", "norm=mine: its config file is not valid YAML in UTF-8; fix the file"),
-        ("a\0b: 1", "norm=mine: its config file is not valid YAML in UTF-8; fix the file"),
-        ('eps: "${"', "eps: no config can be composed from these; fix the config file"),
-        ("defaults: 3", "norm=mine: no config can be composed from these; fix the overrides or the config file"),
+        ("eps: \udcff", "norm/mine.yaml: is not valid YAML in UTF-8; fix the file"),
+        ("a\0b: 1", "norm/mine.yaml: is not valid YAML in UTF-8; fix the file"),
+        ('eps: "${"', "norm/mine.yaml: eps is no reference; write ${model.width} for an option, or the value itself"),
+        ("defaults: 3", "norm/mine.yaml: its defaults are no list; write a list such as defaults: [rmsnorm]"),
+        ("defaults: [rmsnorm, _self_]\neps: x", "norm/mine.yaml: norm.eps must be a number; fix the file"),
+        (
+            "defaults: [rmsnorm, _self_]\nmomentum: 0.1",
+            "norm/mine.yaml: sets 'momentum', which is no option here (did you mean 'norm.momentum'?)",
+        ),
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(

@@ -1,28 +1,29 @@
 """Compose the validated config of each run of a command, by Hydra's compose API.
 
-Overrides have Hydra's grammar and its quoting, with one rule more (`keep_text`). Every run is composed and validated
-before the first one starts, so that an error leaves no files behind. Only this module, `user_files.py` and
-`override_errors.py` import Hydra.
+Keys, choices and values are checked against the known options (`override_checks.py`, and `user_files.py` for config
+files); then Hydra composes, and what it still refuses is printed as it is. Every run is composed and validated before
+the first one starts, so that an error leaves no files behind.
 """
 
 import copy
-import itertools
-import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from normlab.base.errors import ConfigError, no_effect
 from normlab.base.paths import config_dir
@@ -31,31 +32,30 @@ from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config import arms
+from normlab.config.config_folders import SCHEMA, ConfigFolders, no_such_config
+from normlab.config.known_options import GROUPS, SECTIONS, list_options, text_options
 from normlab.config.option_names import empty_list_hint
-from normlab.config.override_errors import (
-    GROUPS,
-    SECTIONS,
-    check_key,
-    explaining_errors,
-    list_options,
-    naming_run,
-    no_such_option,
-    text_options,
+from normlab.config.override_checks import (
+    check_config_exists,
+    check_recipe,
+    check_references,
+    check_values,
+    sets_values,
 )
+from normlab.config.override_errors import naming_run, no_such_option
+from normlab.config.overrides import Job, jobs, keep_text, parse, quote, read
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.config.user_files import UserFiles, without_environment
 
-MOST_RUNS = 10_000
-"""Maximum number of runs in a grid: every run is composed before the first one starts."""
+_OF_MALFORMED_INPUTS = (OSError, ValueError, ArithmeticError, TypeError, AttributeError, AssertionError, RecursionError)
+"""Further errors that Hydra raises for malformed config files."""
 
 _registered: dict[tuple[str | None, str], Any] = {}
 """The nodes of Hydra's config store, by (group, name)."""
 
-Job = tuple[Override, ...]
 More = Callable[[list[str]], Iterable[Sequence[str]]]
 """Returns lists of overrides to add to a run, from its varied ones: a run for each list."""
-"""The overrides of one run, each with one value."""
 
 
 class UserConfigs(NamedTuple):
@@ -74,7 +74,7 @@ def register(plugins: Sequence[str] = ()) -> None:
     load_placements()
     load_plugins(plugins)
     nodes = {(group, name): node for group, known in GROUPS.items() for name, node in known.items()}
-    for (group, name), node in {**nodes, (None, "run_schema"): RunConfig}.items():
+    for (group, name), node in {**nodes, (None, SCHEMA): RunConfig}.items():
         # Storing a node takes time: storing all of them again would take a third of a composition.
         if _registered.get((group, name)) is not node:
             ConfigStore.instance().store(group=group, name=name, node=node)
@@ -87,7 +87,7 @@ def register_plugins(overrides: Sequence[str]) -> None:
     files: list[str] = []
     for text in overrides:
         if text.lstrip("+-").startswith("plugins="):
-            value = _parse(text).value()
+            value = parse(text).value()
             if not isinstance(value, list):
                 nearest = empty_list_hint(text.partition("=")[2])
                 raise ConfigError(f"{text}{nearest}: not a list of files; write plugins=[my_norm.py]")
@@ -99,7 +99,7 @@ def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Ru
     for text in overrides:
         if text.startswith(arms.PREFIX):
             raise ConfigError(f"{text}: is for normlab sweep only; give the overrides of one arm")
-        parsed = _parse(text)
+        parsed = parse(text)
         if parsed.is_sweep_override():
             quoted = "quote a text with commas"
             if parsed.key_or_group in list_options():
@@ -151,10 +151,10 @@ def norm_presets() -> list[NormConfig]:
 
 def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
     """Convert a composed config to a validated RunConfig; errors quote the overrides of the job."""
-    if unknown := [str(key) for key in cfg if key not in SECTIONS]:
-        raise no_such_option(unknown[0], job)
-    with explaining_errors(job), without_environment():
-        config = OmegaConf.to_object(cfg)
+    for key in cfg:
+        if key not in SECTIONS:
+            raise no_such_option(str(key), job)
+    config = _to_object(cfg, job)
     if not isinstance(config, RunConfig):
         raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
     config.validate()
@@ -162,63 +162,14 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
     return config
 
 
-# Overrides
-
-
-@lru_cache(1024)  # a grid parses the same texts again and again
-def _parse(text: str) -> Override:
-    with explaining_errors(typed=text):
-        return _parser().parse_overrides([text])[0]
-
-
-@cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
-
-
-def _read(text: str) -> Override:
-    """Parse an override of a run by Hydra's grammar; reject those that would be ignored."""
-    override = _parse(text)
-    key = override.key_or_group
-    if override.is_delete():
-        raise ConfigError(f"{text}: an option cannot be removed; leave {text} out, or set another value")
-    if key.startswith("hydra") and key != "hydra.searchpath":
-        raise ConfigError(f"{text}: has no effect, since normlab only composes configs with Hydra; leave it out")
-    if key.startswith("sweep."):
-        raise ConfigError(f"{text}: is an option of normlab sweep only; leave it out, or use normlab sweep")
-    check_key(override)
-    group, _, name = key.partition(".")
-    if group in GROUPS and name in ("name", "preset") and key != "data.name":  # data=hub has an option data.name
-        raise ConfigError(f"{text}: {key} cannot be set; {group}=... chooses another {group}")
-    return keep_text(override)
-
-
-def keep_text(override: Override) -> Override:
-    """Return an override, with what was typed where Hydra has read a number or a boolean for an option of type text.
-
-    Hydra reads `run.name=2024_01_05` as 20240105, `1e3` as 1000.0 and `true` as True, and OmegaConf would turn these
-    values into texts again. A typed number has neither quotes nor commas, so that commas separate the values.
-    """
-    value, typed = override.value(), override.get_value_string().strip()
-    values, texts = [value], [typed]
-    if isinstance(value, ChoiceSweep) and value.simple_form:  # typed as 1,2 and not as choice(1,2)
-        values, texts = value.list, typed.split(",")
-    elif isinstance(value, list):
-        values, texts = value, typed[1:-1].split(",")
-    if not any(isinstance(each, int | float) for each in values) or override.key_or_group not in text_options():
-        return override
-    if len(texts) != len(values):
-        raise ConfigError(f"{override.input_line}: has a number among texts with commas; quote each text")
-    kept = ",".join(
-        quote(text.strip()) if isinstance(each, int | float) else text for text, each in zip(texts, values, strict=True)
-    )
-    return _parse(f"{override.get_key_element()}={f'[{kept}]' if isinstance(value, list) else kept}")
-
-
-def quote(text: str) -> str:
-    """Return a text in quotes, escaped for Hydra's grammar and for OmegaConf's, in which ${x} is a reference."""
-    without_references = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-    return QuotedString(without_references, Quote.single).with_quotes()
+def _to_object(config: DictConfig, job: Sequence[Override]) -> Any:
+    """Convert a config to an object of its class, with the values that its references have."""
+    with printing_refusals(job), without_environment():
+        try:
+            return OmegaConf.to_object(config)
+        except OmegaConfBaseException:
+            check_references(config, job)  # names the option
+            raise
 
 
 def _without_sweep(overrides: Sequence[str]) -> list[str]:
@@ -226,89 +177,23 @@ def _without_sweep(overrides: Sequence[str]) -> list[str]:
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
-    cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
-    OmegaConf.set_struct(cfg, True)
-    parsed = list(map(_parse, overrides))
+    config = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
+    OmegaConf.set_struct(config, True)
+    parsed = list(map(parse, overrides))
     for override in parsed:
         if override.key_or_group in text_options() and override.is_choice_sweep():
             # A sweep has one value of each option: 0,2,5 is one text.
-            override = _parse(f"{override.key_or_group}={quote(override.get_value_string())}")
+            override = parse(f"{override.key_or_group}={quote(override.get_value_string())}")
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values of a sweep option; choose one")
-        _set_value(cfg, keep_text(override), [override])
-    with explaining_errors(parsed), without_environment():
-        options = OmegaConf.to_object(cfg.sweep)
+        _set_value(config, keep_text(override), [override])
+    options = _to_object(config, parsed)["sweep"]
     assert isinstance(options, SweepOptions)
     options.validate()
     slurm = [text for text in overrides if text.startswith("sweep.slurm.")]
     if slurm and options.on != "slurm":
         raise no_effect(slurm[0], f"sweep.on={options.on}")
     return options
-
-
-# Composition
-
-
-def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
-    """Yield the overrides of each run of a grid, and as texts its arm and the varied overrides.
-
-    The last option varies fastest, and the arm slowest.
-    """
-    by_arm, shared = arms.read_arms(overrides)
-    own_keys = [{_read(text).get_key_element() for text in own} for own in by_arm.values()]
-    for override in map(_read, shared):
-        if override.is_sweep_override() and all(override.get_key_element() in keys for keys in own_keys):
-            raise ConfigError(f"{override.input_line}: every arm sets this option too; leave one of them out")
-    count = 0
-    for name, own in by_arm.items():
-        for job, varied in _jobs_of_arm([*shared, *own]):
-            count += 1
-            if count > MOST_RUNS:
-                raise ConfigError(f"arm={name}: the arms make a grid of more than {MOST_RUNS} runs; sweep fewer")
-            yield job, [f"{arms.PREFIX}{name}", *varied] if name else varied
-
-
-def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
-    choices: dict[str, list[Override]] = {}
-    for override in map(_read, overrides):
-        key = override.get_key_element()
-        choices[key] = [override]
-        if override.is_sweep_override():
-            with explaining_errors((override,)):
-                values = _swept_values(override)
-            if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
-                raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer")
-            if len(set(values)) < len(values):  # the warning about equal runs names the values as they were typed
-                values = _typed_values(override) or values
-            choices[key] = [_parse(f"{key}={value}") for value in values]
-    varied = {key for key, values in choices.items() if len(values) > 1}
-    for job in itertools.product(*choices.values()):
-        yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
-
-
-def _swept_values(override: Override) -> list[str]:
-    """Return the values of a sweep as texts, at most one more than a grid may have."""
-    value = override.value()
-    if isinstance(value, RangeSweep) and value.shuffle:
-        # Hydra makes a list of all numbers before it shuffles them.
-        values = list(itertools.islice(value.range(), MOST_RUNS + 1))
-        if len(values) > MOST_RUNS:
-            return [str(number) for number in values]
-    return list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
-
-
-def _typed_values(override: Override) -> list[str]:
-    """Return the values of `1e-3,0.001` or `choice(1e-3,0.001)` as they were typed, so that a warning can name both.
-
-    Return [] for another function, which may change their order, and for values that hold commas.
-    """
-    values, typed = override.value(), override.get_value_string()
-    if choice := re.fullmatch(r"choice\((.*)\)", typed):
-        typed = choice[1]
-    texts = typed.split(",")
-    if isinstance(values, ChoiceSweep) and "(" not in typed and len(texts) == len(values.list):
-        return [text.strip() for text in texts]
-    return []
 
 
 def _compose_jobs(
@@ -326,40 +211,62 @@ def _compose_jobs(
         raise ConfigError(f"--config-dir={configs.folder}: no such folder; choose the folder with your configs")
     if configs.folder is not None or any("hydra.searchpath" in text for text in overrides):
         _compose_choices.cache_clear()  # the user's files may have changed since the last command of this process
-    added = ((grid_job, each, texts) for grid_job, each in _jobs(overrides) for texts in more(each))
-    for grid_job, each, texts in added:
-        job, varied = (*grid_job, *map(_read, texts)), [*each, *texts]
-        values = [override for override in job if _sets_value(override)]
-        with explaining_errors(job):
-            chosen = tuple(str(each.input_line) for each in job if each not in values)
-            cfg = copy.deepcopy(_compose_choices(configs, chosen))
-        with naming_run(varied):
-            for override in values:
-                _set_value(cfg, override, job)
-        yield job, varied, cfg
+    for grid_job, grid_varied in jobs(overrides):
+        for texts in more(grid_varied):
+            job, varied = (*grid_job, *map(read, texts)), [*grid_varied, *texts]
+            values = [override for override in job if sets_values(override)]
+            chosen = tuple(str(override.input_line) for override in job if override not in values)
+            config = copy.deepcopy(_compose_choices(configs, chosen))
+            with naming_run(varied):
+                for override in values:
+                    _set_value(config, override, job)
+            yield job, varied, config
 
 
 @cache
 def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConfig:
+    """Return the config of some choices from config groups, which are checked before Hydra composes."""
+    job = tuple(map(parse, choices))
+    search_path = [str(folder) for override in job if _is_search_path(override) for folder in _folders_of(override)]
+    folders = ConfigFolders([configs.folder, *search_path] if configs.folder else search_path)
+    if folders.are_listable and not folders.has("", configs.name):
+        raise no_such_config(configs.name)
+    for override in job:
+        check_config_exists(override, folders)
+    check_recipe(job, folders)
     GlobalHydra.instance().clear()
     for plugin in (_ConfigDir, UserFiles):
         Plugins.instance().register(plugin)
-    _ConfigDir.folder = configs.folder
+    _ConfigDir.folder, UserFiles.folders = configs.folder, folders
     try:
-        with without_environment(), initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return compose(configs.name, overrides=list(map(_checked_folders, choices)))
+        with (
+            printing_refusals(job),
+            without_environment(),
+            initialize_config_dir(str(config_dir()), version_base="1.3"),
+        ):
+            return compose(configs.name, overrides=list(map(_with_checked_folders, job)))
     finally:
-        _ConfigDir.folder = None
+        _ConfigDir.folder, UserFiles.folders = None, ConfigFolders()
 
 
-def _checked_folders(choice: str) -> str:
+def _is_search_path(override: Override) -> bool:
+    return override.key_or_group == "hydra.searchpath"
+
+
+def _folders_of(override: Override) -> list[str]:
+    value = override.value()
+    assert isinstance(value, list)  # as `check_override` requires
+    return [str(folder) for folder in value]
+
+
+def _with_checked_folders(override: Override) -> str:
     """Return an override of `hydra.searchpath` with its folders read by `UserFiles`, and any other as it is."""
-    if not choice.startswith("hydra.searchpath="):
-        return choice
-    value = _parse(choice).value()
-    assert isinstance(value, list)  # as `check_key` requires
-    folders = [each if "://" in each else f"file://{each}" for each in map(str, value)]
-    checked = [quote(re.sub("^file://", f"{UserFiles.scheme()}://", each)) for each in folders]
+    if not _is_search_path(override):
+        return str(override.input_line)
+    checked: list[str] = []
+    for folder in _folders_of(override):
+        url = folder if "://" in folder else f"file://{folder}"
+        checked.append(quote(re.sub("^file://", f"{UserFiles.scheme()}://", url)))
     return f"hydra.searchpath=[{','.join(checked)}]"
 
 
@@ -373,12 +280,22 @@ class _ConfigDir(SearchPathPlugin):
             search_path.append("command-line", f"{UserFiles.scheme()}://{os.path.abspath(self.folder)}")
 
 
-def _sets_value(override: Override) -> bool:
-    """Return whether an override sets an option of a run, and does not choose from a config group."""
-    return override.key_or_group not in GROUPS and override.key_or_group.partition(".")[0] in SECTIONS
-
-
-def _set_value(cfg: DictConfig, override: Override, job: Sequence[Override]) -> None:
+def _set_value(config: DictConfig, override: Override, job: Sequence[Override]) -> None:
     """Set a value in a composed config as Hydra does, after the config groups are merged."""
-    with explaining_errors(job):
-        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+    check_values(config, override, job)
+    with printing_refusals((override,)):
+        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+
+
+@contextmanager
+def printing_refusals(job: Sequence[Override]) -> Iterator[None]:
+    """Print in one line, as it is, what Hydra and OmegaConf still refuse after all checks."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="hydra")
+            yield
+    except (HydraException, OmegaConfBaseException, *_OF_MALFORMED_INPUTS) as error:
+        # Without overrides, it is the config file that -cn names.
+        typed = " ".join(str(override.input_line) for override in job) or "-cn"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{typed}: {reason}") from error

@@ -63,36 +63,76 @@ def estimate(
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     sequences = train.batch_size // config.devices // config.micro_batches
-    tokens, size = sequences * model.context, 2 if precision in ("bf16", "fp16") else 4
-    weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
-    # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
-    # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.
-    has_norms = projects(config.placement) or (not config.norm.is_identity and config.placement.has_norms(model.depth))
-    norms = 2 if has_norms and not compiled else 0
-    mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
-    layer = tokens * size * ((5 + norms) * model.width + mlp)
-    layer += 0 if compiled else tokens * 4 * config.placement.kept_numbers(model.depth, model.width)
+    tokens = sequences * model.context
+    size = 2 if precision in ("bf16", "fp16") else 4
+    # Weights are float32 in every precision, and padded only where they are stacked.
+    multiple = ALIGNMENT if runs > 1 else 1
+    weights = 4 * runs * num_weights(config, vocab_size, multiple)
+    embeddings = 4 * runs * num_embeddings(config, vocab_size, multiple)
+    layer = _saved_by_layer(config, sequences, size, compiled=compiled)
     if (runs > 1 and device == "cpu" and not compiled) or model.attn_softcap is not None:
         layer += sequences * model.heads * model.context**2 * size
-    # The copies of the weights in autocast's dtype live as long.
     saved = runs * (model.depth * layer + 8 * sequences * (model.context + 1))
-    saved += 0 if size == 4 or compiled else weights // 2
+    if size == 2 and not compiled:
+        # The copies of the weights in autocast's dtype live as long.
+        saved += weights // 2
+    moments = config.optim.of_group("matrices").kept * (weights - embeddings)
+    moments += config.optim.of_group("embed").kept * embeddings
+    batch = saved + _logits(config, runs, tokens, vocab_size, compiled=compiled)
+    if config.micro_batches > 1:
+        # The sums of the gradients of all micro-batches live beside those of one.
+        batch += weights
+    # During the update: the weights and their gradients, and further copies.
+    copies = 2
+    if config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY):
+        copies += 1
+    if runs > 1:
+        copies += 1
+    if config.eval.ema is not None:
+        copies += 1
+    state = copies * weights + moments
+    return Estimate(state, batch, max(state, weights + moments + batch))
+
+
+def _saved_by_layer(config: RunConfig, sequences: int, size: int, *, compiled: bool) -> int:
+    """Return the bytes of a run that a block saves for the backward pass, but for the attention weights.
+
+    They are the input of the sub-layers, q, k, v and the attention output, 5 D; one value more for each norm or
+    normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.
+
+    Args:
+        size: Bytes of a number of autocast.
+        compiled: As in `estimate`.
+    """
+    model, placement = config.model, config.placement
+    assert model.mlp_width is not None  # resolved
+    has_norms = projects(placement) or (not config.norm.is_identity and placement.has_norms(model.depth))
+    numbers = 5 * model.width
+    if has_norms and not compiled:
+        numbers += 2 * model.width
+    products = 2 if model.mlp == "swiglu" else 1
+    # Compiled code computes the nonlinearity again.
+    stages = 1 if compiled else 2
+    numbers += products * stages * model.mlp_width
+    tokens = sequences * model.context
+    saved = tokens * size * numbers
+    if not compiled:
+        saved += tokens * 4 * placement.kept_numbers(model.depth, model.width)
+    return saved
+
+
+def _logits(config: RunConfig, runs: int, tokens: int, vocab_size: int, *, compiled: bool) -> int:
+    """Return the bytes of the logits and their gradients, in the forward or the backward pass, whichever has more."""
     logits = 4 * runs * tokens * vocab_size
-    embeddings = 4 * runs * num_embeddings(config, vocab_size, ALIGNMENT if runs > 1 else 1)
-    kept_of_matrices, kept = (config.optim.of_group(group).kept for group in ("matrices", "embed"))
-    moments = kept_of_matrices * (weights - embeddings) + kept * embeddings
-    forward, backward = (2 * logits, 3 * logits)
-    if tokens * vocab_size > LARGE_LOGITS:  # the gradients of the head are computed in the forward pass
+    forward, backward = 2 * logits, 3 * logits
+    if tokens * vocab_size > LARGE_LOGITS:
+        # The gradients of the head are computed in the forward pass, chunk by chunk.
         chunk = max(LARGE_LOGITS // (runs * vocab_size), -(-tokens // MOST_CHUNKS))
-        head = 4 * runs * model.width * (tokens + vocab_size)
+        head = 4 * runs * config.model.width * (tokens + vocab_size)
         forward, backward = head + 3 * 4 * runs * chunk * vocab_size, head
     if compiled:
         forward, backward = forward // 4, backward // 4
-    sums = weights if config.micro_batches > 1 else 0
-    batch = saved + sums + max(forward, backward)
-    copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
-    state = (2 + copies + (runs > 1) + (config.eval.ema is not None)) * weights + moments
-    return Estimate(state, batch, max(state, weights + moments + batch))
+    return max(forward, backward)
 
 
 def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:

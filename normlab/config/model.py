@@ -120,13 +120,16 @@ class ModelConfig:
         eps /= self.depth_ratio
         if group != "matrices":
             return GroupFactors(eps=eps)
-        return GroupFactors(1 / self.width_ratio, self.width_ratio if self.scaling == "completep" else 1.0, eps)
+        # lr * decay stays that of the small model only with completep; mup leaves the decay as it is.
+        decay = self.width_ratio if self.scaling == "completep" else 1.0
+        return GroupFactors(1 / self.width_ratio, decay, eps)
 
     def _resolve_scaling(self) -> None:
         for name, default, rules in (("base_width", 256, ("mup", "completep")), ("base_depth", 2, ("completep",))):
             value = getattr(self, name)
             if self.scaling in rules:
-                setattr(self, name, default if value is None else value)
+                if value is None:
+                    setattr(self, name, default)
             elif value is not None:
                 raise no_effect(f"model.{name}={value}", f"model.scaling={self.scaling}")
 
@@ -139,7 +142,8 @@ class ModelConfig:
                 f"model.heads={self.heads}: does not divide model.width={self.width}; choose {', '.join(divisors)}"
             )
         if self.positions == "rope":
-            self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
+            if self.rope_theta is None:
+                self.rope_theta = 10000.0
             rotated = round(self.rope_fraction * (self.width // self.heads), 6)
             if rotated % 2:
                 raise ConfigError(
@@ -147,10 +151,12 @@ class ModelConfig:
                     "rotates pairs; choose another number, or another model.rope_fraction"
                 )
         for name, default in (("rope_theta", None), ("rope_fraction", 1.0)):
-            if self.positions == "learned" and (value := getattr(self, name)) != default:
+            value = getattr(self, name)
+            if self.positions == "learned" and value != default:
                 raise no_effect(f"model.{name}={value}", "model.positions=learned")
         for name, needed in (("qk_norm", "head"), ("positions", "rope")):
-            if self.qk_norm_after_rope and (value := getattr(self, name)) != needed:
+            value = getattr(self, name)
+            if self.qk_norm_after_rope and value != needed:
                 raise no_effect("model.qk_norm_after_rope=true", f"model.{name}={value}")
         if self.qk_scale != 1 and self.qk_norm == "off":
             raise no_effect(f"model.qk_scale={self.qk_scale}", "model.qk_norm=off")

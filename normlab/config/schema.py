@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -71,20 +71,22 @@ class TrainConfig:
 
     def keeps(self, step: int) -> bool:
         """Whether the weights after `step` updates are kept."""
-        return step & (step - 1) == 0 if self.keep == LOG else step in self.keep
+        if self.keep == LOG:
+            return step & (step - 1) == 0  # 0 and the powers of two have at most one bit
+        return step in self.keep
 
     def resolve(self) -> None:
         """Make `keep` a list of steps, or log."""
         if self.keep == LOG:
             return
-        steps = [*map(str, self.keep if isinstance(self.keep, list) else [self.keep])]
-        if not all(map(is_whole_number, steps)):
+        values = self.keep if isinstance(self.keep, list) else [self.keep]
+        if not all(is_whole_number(str(value)) for value in values):
             typed = "null" if self.keep is None else str(self.keep)
             nearest = empty_list_hint(typed)
             raise ConfigError(
                 f"train.keep={typed}{nearest}: must be {LOG} or a list of steps, such as train.keep=[0,100]"
             )
-        self.keep = [*map(int, steps)]
+        self.keep = [int(value) for value in values]
         if max(self.keep, default=0) > self.steps:
             raise ConfigError(f"train.keep={self.keep}: has a step after the last one, train.steps={self.steps}")
 
@@ -182,15 +184,24 @@ class RunConfig:
         train = self.train
         if self.devices == 1 or self.norm.measures_batches:
             return train.accumulation
-        sequences, largest = train.batch_size // self.devices, train.batch_size // train.accumulation
-        return next(n for n in range(1, sequences + 1) if sequences % n == 0 and sequences // n <= largest)
+        sequences = train.batch_size // self.devices
+        largest = train.batch_size // train.accumulation
+        number = 1
+        # It ends at one sequence each.
+        while sequences % number or sequences // number > largest:
+            number += 1
+        return number
 
     def rows_of_device(self, index: int) -> list[int]:
         """Return the sequences of each batch that a device takes, as indices into the batch, in order."""
+        # A norm that measures batches needs a part of each micro-batch on each device; other norms one block of rows.
         groups = self.train.accumulation if self.norm.measures_batches else 1
         group = self.train.batch_size // groups
-        rows = group // self.devices
-        return [first + index * rows + row for first in range(0, self.train.batch_size, group) for row in range(rows)]
+        size = group // self.devices
+        rows: list[int] = []
+        for start in range(index * size, self.train.batch_size, group):
+            rows += range(start, start + size)
+        return rows
 
     def validate(self) -> None:
         """Set the options that depend on others, and check every option.
@@ -199,15 +210,8 @@ class RunConfig:
             ConfigError: The message names the option, its value and what to do.
         """
         check(self)
-        for group, registered in (
-            ("norm", NORMS.get(self.norm.name)),
-            ("optim", OPTIMIZERS.get(self.optim.name)),
-            ("placement", type(PLACEMENTS.get(self.placement.name))),
-            ("data", DATA.get(self.data.name, HubData)),
-        ):
-            part = getattr(self, group)
-            if registered is not type(part):
-                raise ConfigError(f"{group}.name={part.name}: cannot be set; {group}=... chooses another")
+        self._check_names()
+        # A default may depend on an option that was resolved before: the optimiser's on train.steps and on the model.
         self.results_dir = os.path.expanduser(self.results_dir)  # a shell does not expand results_dir=~/x
         self.model.resolve()
         self.data.resolve()
@@ -216,6 +220,7 @@ class RunConfig:
         self.optim.resolve(self.train.steps)
         self.optim.resolve_for_model(self.model.heads, self.model.width)
         self.stats.resolve()
+        # Options that contradict each other.
         self._check_statistics()
         self._check_qk_clip()
         self.norm.validate()
@@ -233,6 +238,18 @@ class RunConfig:
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
         self._check_devices()
+
+    def _check_names(self) -> None:
+        """Check that no name was set without choosing: the options would be those of another class."""
+        for group, registered in (
+            ("norm", NORMS.get(self.norm.name)),
+            ("optim", OPTIMIZERS.get(self.optim.name)),
+            ("placement", type(PLACEMENTS.get(self.placement.name))),
+            ("data", DATA.get(self.data.name, HubData)),
+        ):
+            part = getattr(self, group)
+            if registered is not type(part):
+                raise ConfigError(f"{group}.name={part.name}: cannot be set; {group}=... chooses another")
 
     def _check_scaling(self) -> None:
         """Check that the rule of transfer has been derived for the placement, the optimiser and the init rule."""
@@ -281,23 +298,30 @@ class RunConfig:
                 "synchronise them between devices; use devices=1, or call normlab.plugin.moments_over_ranks in the "
                 "norm and set synchronised = True"
             )
+        # A norm that measures batches must have the same micro-batches as on one device, so each of them is divided.
         parts = self.train.accumulation if self.norm.measures_batches else 1
         if self.train.batch_size // parts % self.devices:
-            divided = f"train.batch_size={self.train.batch_size}" + (
-                f" / train.accumulation={parts}" if parts > 1 else ""
-            )
+            divided = f"train.batch_size={self.train.batch_size}"
+            if parts > 1:
+                divided += f" / train.accumulation={parts}"
             raise ConfigError(f"devices={self.devices}: does not divide {divided}; choose a number that does")
 
     def _check_statistics(self) -> None:
-        selected = set(self.stats.also)
-        for name in selected & set(ADAM_STATISTICS) if self.optim.adam_constants is None else ():
-            raise no_effect(f"stats.also={name}", f"optim={self.optim.name}")
-        for name in selected & set(UPDATE_STATISTICS) if self.train.steps == 0 else ():
-            raise no_effect(f"stats.also={name}", "train.steps=0")
-        if self.norm.batch_statistics or self.eval.sequences < 2:
-            cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
-            for name in selected & set(PER_EXAMPLE_STATISTICS):
-                raise no_effect(f"stats.also={name}", cause)
+        """Check that the run measures something in each selected statistic."""
+        # The statistics that a property of this run takes away, each with the setting that does.
+        unmeasured: list[tuple[Collection[str], str]] = []
+        if self.optim.adam_constants is None:
+            unmeasured.append((ADAM_STATISTICS, f"optim={self.optim.name}"))
+        if self.train.steps == 0:
+            unmeasured.append((UPDATE_STATISTICS, "train.steps=0"))
+        if self.norm.batch_statistics:
+            unmeasured.append((PER_EXAMPLE_STATISTICS, f"norm={self.norm.label}"))
+        elif self.eval.sequences < 2:
+            unmeasured.append((PER_EXAMPLE_STATISTICS, f"eval.sequences={self.eval.sequences}"))
+        for statistics, setting in unmeasured:
+            for name in self.stats.also:
+                if name in statistics:
+                    raise no_effect(f"stats.also={name}", setting)
 
     def reject_unused_options(self) -> None:
         """Check that each option of the norm and the placement has an effect in this model.
@@ -327,19 +351,12 @@ class RunConfig:
 
     def warnings(self) -> list[str]:
         """Return a warning for each known problem of this config that does not prevent training."""
-        placement, rule = self.placement, self.init_rule
-        warnings = []
-        reasons = placement.incompatible_inits
-        if reason := reasons.get(rule) or (reasons.get("other") if rule != placement.init else None):
-            warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
-        if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
-            warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+        placement = self.placement
+        warnings = self._init_warnings()
         for name in ("width", "depth"):
-            if (base := getattr(self.model, f"base_{name}")) is not None and getattr(self.model, name) < base:
-                warnings.append(
-                    f"model.base_{name}={base}: above model.{name}={getattr(self.model, name)}; the base is the "
-                    "smaller model"
-                )
+            size, base = getattr(self.model, name), getattr(self.model, f"base_{name}")
+            if base is not None and size < base:
+                warnings.append(f"model.base_{name}={base}: above model.{name}={size}; the base is the smaller model")
         optim = self.optim
         decay = max(optim.of_group(group).weight_decay for group in GROUPS)
         if optim.decay_mode == "independent" and decay >= LARGE_DECAY:
@@ -347,7 +364,8 @@ class RunConfig:
                 f"optim.decay_mode=independent: a step at the peak takes up to {decay:.0%} of a weight, as a "
                 f"decay of {decay / optim.lr:g} with proportional; lower optim.weight_decay or that of a group"
             )
-        if (end := self.norm.changing[1]) > (steps := self.train.steps):
+        end, steps = self.norm.changing[1], self.train.steps
+        if end > steps:
             warnings.append(f"norm={self.norm.label}: changes until update {end}, and train.steps={steps}")
         if end and not placement.end_formulas[1]:
             warnings.append(
@@ -360,6 +378,21 @@ class RunConfig:
                 f"norm={self.norm.label}: in training, each token's statistics include later tokens, so the training "
                 f"loss uses the future; the validation loss {evaluated}"
             )
+        return warnings
+
+    def _init_warnings(self) -> list[str]:
+        """Return a warning if the init rule does not fit the placement, and one if it does not fit the norm."""
+        placement, rule = self.placement, self.init_rule
+        warnings: list[str] = []
+        reason = placement.incompatible_inits.get(rule)
+        if not reason and rule != placement.init:
+            reason = placement.incompatible_inits.get("other")
+        if reason:
+            warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
+        # Only in a plain sum does the norm of the branches alone decide how the stream grows.
+        reason = self.norm.incompatible_inits.get(rule)
+        if placement.is_plain_sum and reason:
+            warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         return warnings
 
     @property
@@ -383,7 +416,8 @@ class RunConfig:
         """
         placement = identity_tree(self.placement.without_defaults(self.model.depth))
         tree = identity_tree(self) | {"init": self.init_rule, "placement": placement}
-        if weights := FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or ""):
+        weights = FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or "")
+        if weights:
             tree["train"]["start_from"] = weights[2]
         return tree
 
@@ -471,7 +505,8 @@ def _convert(tree: Mapping[str, Any], kind: type[T], group: str = "config") -> T
         options = msgspec.convert(tree, kind)
     except ValueError as error:
         raise ConfigError(f"{group}: {error}") from error
-    if extra := tree.keys() - {field.name for field in fields(kind)}:  # pyright: ignore[reportArgumentType]
+    extra = tree.keys() - {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    if extra:
         raise ConfigError(f"{group} has no option {', '.join(sorted(extra))}")
     return options
 

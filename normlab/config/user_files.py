@@ -1,28 +1,48 @@
 """Configs of the user, which may be a stranger's: a folder of `--config-dir` or of `hydra.searchpath`.
 
 A config file sets options, and nothing else. It names no other folder, package or file outside of its folder, and it
-reads nothing of the machine.
+reads nothing of the machine. Its options and their values are checked here, before Hydra composes.
 """
 
+import dataclasses
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import yaml
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from normlab.base.errors import ConfigError
 from normlab.base.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
+from normlab.config.config_folders import ConfigFolders, no_such_config
+from normlab.config.known_options import (
+    TOO_MANY_DIGITS,
+    all_options,
+    is_in,
+    is_too_large,
+    option_types,
+    requirement,
+    takes,
+)
+from normlab.config.option_names import hint
+from normlab.config.override_errors import no_such_choice
 
 _OF_HYDRA = re.compile(r"(^|[\s/@])hydra($|[/@.:])")
 """A key of a defaults list that chooses a part of Hydra's own config, such as `override /hydra/launcher`."""
 WRITE_THE_VALUE = "write the value itself, since records and archives store it"
+DEBUG = "--debug prints the reason"
+
+
+class EnvironmentRefused(ConfigError):
+    """A reference to a variable of the environment."""
 
 
 class _NamedText(io.StringIO):
@@ -36,6 +56,9 @@ class _NamedText(io.StringIO):
 class UserFiles(ConfigSource):
     """A folder of configs, of which Hydra sees only files that `load_config` has checked."""
 
+    folders: ClassVar[ConfigFolders] = ConfigFolders()
+    """All folders of the composition, whose configs a defaults list may name."""
+
     @staticmethod
     def scheme() -> str:
         return "normlab"
@@ -44,23 +67,72 @@ class UserFiles(ConfigSource):
         """Return the content of a config file.
 
         Raises:
-            ConfigError: It is outside of the folder, too large, or does more than to set options.
+            ConfigError: It is outside of the folder, too large, no YAML, or does more than to set options.
         """
         path = self._path(self._normalize_file_name(config_path))
+        text = self._read(path)
+        config = _load(path, text)
+        header = ConfigSource._get_header_dict(text[:512])
+        package = str(header.get("package") or "")
+        content = OmegaConf.to_container(config, resolve=False)
+        assert isinstance(content, dict)
+        _check_content(path, content, package)
+        group = config_path.rpartition("/")[0]
+        self._check_defaults(path, group, content.pop("defaults", []))
+        self._check_options(path, group, package, content)
+        return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
+
+    def _read(self, path: Path) -> str:
         try:
             check_link(path, Path(self.path))
             content = read_at_most(path, LARGEST_YAML)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read ({error}); choose another config") from error
-        text = content.decode()  # its error is explained with the override that names the file
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not valid YAML in UTF-8; fix the file ({DEBUG})") from error
         try:
             check_expanded_size(text)
         except ValueError as error:
             raise ConfigError(f"{path}: {error}; write the values out") from error
-        config = OmegaConf.load(_NamedText(text, str(path)))
-        header = ConfigSource._get_header_dict(text[:512])
-        _check_content(path, OmegaConf.to_container(config, resolve=False), str(header.get("package", "")))
-        return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
+        return text
+
+    def _check_defaults(self, path: Path, group: str, defaults: Any) -> None:
+        """Check that the defaults list names configs that exist."""
+        if not isinstance(defaults, list):
+            raise ConfigError(f"{path}: its defaults are no list; write a list such as defaults: [rmsnorm]")
+        for entry in defaults:
+            pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
+            for key, value in pairs:
+                for name in value if isinstance(value, list) else [value]:
+                    self._check_entry(path, group, str(key), str(name))
+
+    def _check_entry(self, path: Path, group: str, key: str, name: str) -> None:
+        chosen = _group_of_entry(group, key, name)
+        if chosen == (group, path.stem):
+            raise ConfigError(f"{path}: its defaults list names the file itself; leave it out")
+        if chosen is None or not self.folders.are_listable or self.folders.has(*chosen):
+            return
+        if not chosen[0]:
+            raise no_such_config(chosen[1])
+        choices = self.folders.choices(chosen[0])
+        if choices:  # of a group that exists
+            raise no_such_choice(*chosen, choices)
+
+    def _check_options(self, path: Path, group: str, package: str, content: Mapping[Any, Any]) -> None:
+        """Check that a config file sets options that exist, and that these take its values."""
+        section = package if package else group.replace("/", ".")
+        if section == "_global_":
+            section = ""
+        elif section.startswith("_"):
+            return  # a part of the file's own name, which only Hydra knows
+        kind = self.folders.class_of(group, path.stem) if section == group else None
+        known = {field.name for field in dataclasses.fields(kind)} if kind else set[str]()
+        for name in content:
+            if known and name not in known:
+                raise _no_option(path, section, str(name))
+        _check_values(path, section, content, option_types())
 
     def is_group(self, config_path: str) -> bool:
         return self._path(config_path).is_dir()
@@ -81,14 +153,79 @@ class UserFiles(ConfigSource):
         return Path(self.path, config_path)
 
 
-def _check_content(path: Path, content: Any, package: str) -> None:
+def _load(path: Path, text: str) -> DictConfig:
+    """Return the content of a config file, as OmegaConf reads YAML.
+
+    Raises:
+        ConfigError: It is not YAML, or no dictionary, or OmegaConf reads no number or reference in it.
+    """
+    try:
+        config = OmegaConf.load(_NamedText(text, str(path)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(f"{path}{line}: is not valid YAML; fix the file ({DEBUG})") from error
+    except yaml.YAMLError as error:  # a character that YAML lacks
+        raise ConfigError(f"{path}: is not valid YAML in UTF-8; fix the file ({DEBUG})") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{path}: {error.full_key} is no reference; write ${{model.width}} for an option, or the value itself"
+        ) from error
+    except OSError:
+        config = None  # a text or a number
+    except ValueError as error:  # Python's int() refuses more than 4,300 digits
+        raise ConfigError(f"{path}: {TOO_MANY_DIGITS}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{path}: holds no options; fix the file")
+    return config
+
+
+def _group_of_entry(group: str, key: str, name: str) -> tuple[str, str] | None:
+    """Return the group and the name of an entry of a defaults list in a group; None if it may be absent.
+
+    `rmsnorm`, `/norm: rmsnorm`, `override /norm: rmsnorm` and `optional norm: mine`.
+    """
+    *words, chosen = key.split() or [""]
+    if name in ("_self_", "None") or "optional" in words or "@" in f"{chosen}{name}" or name.startswith("optional "):
+        return None
+    if not key and "/" in name:
+        chosen, _, name = name.rpartition("/")
+    if chosen.startswith("/"):
+        return chosen.strip("/"), name
+    return "/".join(filter(None, (group, chosen))), name
+
+
+def _check_values(path: Path, section: str, content: Mapping[Any, Any], types: Mapping[str, str]) -> None:
+    for name, value in content.items():
+        option = f"{section}.{name}".lstrip(".")
+        is_reference = isinstance(value, str) and ("${" in value or value == "???")
+        if option in types:
+            if not is_reference and not takes(types[option], value):
+                raise ConfigError(f"{path}: {option} must be {requirement(types[option])}; fix the file")
+            if is_too_large(types[option], value):
+                raise ConfigError(f"{path}: {option} has a whole number that is too large for a float; fix the file")
+        elif any(is_in(known, option) for known in types):
+            if isinstance(value, dict):
+                _check_values(path, option, value, types)
+            elif not is_reference:
+                raise ConfigError(f"{path}: {option} is a section; set its options one by one")
+        else:
+            raise _no_option(path, section, str(name))
+
+
+def _no_option(path: Path, section: str, name: str) -> ConfigError:
+    option = f"{section}.{name}".lstrip(".")
+    return ConfigError(
+        f"{path}: sets {name!r}, which is no option here{hint(option, all_options())}; set another in the file"
+    )
+
+
+def _check_content(path: Path, content: Mapping[Any, Any], package: str) -> None:
     """Check that a config file sets options only.
 
     Raises:
         ConfigError: It sets options of Hydra, names a file outside of its folder, or reads the environment.
     """
-    if not isinstance(content, dict):
-        return
     defaults = content.get("defaults")
     keys = [str(key) for key in content]
     for entry in defaults if isinstance(defaults, list) else ():
@@ -122,4 +259,4 @@ def without_environment() -> Iterator[None]:
 
 
 def _refuse_variable(key: object, default: object = None) -> None:
-    raise ConfigError(f"${{oc.env:{key}}}: reads the environment; {WRITE_THE_VALUE}")
+    raise EnvironmentRefused(f"${{oc.env:{key}}}: reads the environment; {WRITE_THE_VALUE}")

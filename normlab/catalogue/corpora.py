@@ -76,7 +76,8 @@ class DataConfig:
     def resolve(self) -> None:
         """Set the options that depend on others, and reject those without effect."""
         if self.tokenizer == "bpe":
-            self.vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
+            if self.vocab_size is None:
+                self.vocab_size = DEFAULT_VOCAB_SIZE
         elif self.vocab_size is not None:
             raise ConfigError(
                 f"data.vocab_size={self.vocab_size}: has no effect with data.tokenizer={self.tokenizer}; "
@@ -127,13 +128,17 @@ class FilesData(DataConfig):
             return f"data.path={self.path}"
         if len(self.path) == 1:
             return f"data.path={self.path[0]}"
-        more = f", and {len(self.path) - MOST_PATHS} more" if len(self.path) > MOST_PATHS else ""
-        return f"data.path=[{', '.join(self.path[:MOST_PATHS])}{more}]"
+        paths = ", ".join(self.path[:MOST_PATHS])
+        if len(self.path) > MOST_PATHS:
+            paths += f", and {len(self.path) - MOST_PATHS} more"
+        return f"data.path=[{paths}]"
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
         super(FilesData, self).resolve()
-        paths = [self.path] if isinstance(self.path, str) else self.path
+        paths = self.path
+        if isinstance(paths, str):
+            paths = [paths]
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
             raise ConfigError("data.path: data=files needs a file, a folder, or a list; set data.path=my.txt")
         self.path = paths
@@ -244,13 +249,18 @@ def corpus_hint(name: str) -> str:
         return f"set {files_overrides(name)}"
     if suffix or os.path.exists(path):
         return no_text_hint(suffix)
-    return f"set data=hub data.name={name}" if re.fullmatch(r"[\w-]+/[\w-]+", name) else ""
+    # Not a path, as tests above know, so OWNER/NAME is a dataset of the hub.
+    if re.fullmatch(r"[\w-]+/[\w-]+", name):
+        return f"set data=hub data.name={name}"
+    return ""
 
 
 def no_text_hint(suffix: str) -> str:
     """Return what to do with a file that is neither text nor a table."""
     action = f"{suffix} is no suffix of text: put text into a .txt file or a folder, and set data=files data.path=FILE"
-    return f"{action} (`normlab open FILE` unpacks a zip file of `normlab share`)" if suffix == ".zip" else action
+    if suffix == ".zip":
+        action += " (`normlab open FILE` unpacks a zip file of `normlab share`)"
+    return action
 
 
 def files_overrides(path: str) -> str:

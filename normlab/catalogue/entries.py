@@ -67,12 +67,13 @@ def titles(option: str) -> dict[str, str]:
     """
     if option not in KINDS:
         return {}
-    found = dict(_stored_titles(option))
+    titles = dict(_stored_titles(option))
+    # Describing all entries takes longer than reading the file, so it waits for a plugin.
     if any(kind == option for kind, _ in registered_by_plugins()):
         for entry in ENTRIES[KINDS[option]]():
             if entry.get("title"):
-                found[entry["name"]] = entry["title"]
-    return found
+                titles[entry["name"]] = entry["title"]
+    return titles
 
 
 @cache  # the labels of a table read them again and again
@@ -86,15 +87,22 @@ def describe(part: Any, name: str) -> Entry:
 
     kind = part if isinstance(part, type) else type(part)
     # A placement of the algebra declares some attributes on its row, and the others on its class.
-    owners = {key: owner for key in _DECLARED for owner in (part, getattr(part, "row", part)) if hasattr(owner, key)}
-    entry = {key: getattr(owner, key) for key, owner in owners.items()}
-    if not hasattr(part, "row"):
-        entry["title"] = vars(kind).get("title", "")  # a subclass is another norm than its base class
+    row = getattr(part, "row", None)
+    entry: Entry = {}
+    for key in _DECLARED:
+        for owner in (part, row):
+            if owner is not None and hasattr(owner, key):
+                entry[key] = getattr(owner, key)
+    documentation = ""
+    if row is None:
+        # A subclass is another norm than its base class, and has no title unless it declares one.
+        entry["title"] = vars(kind).get("title", "")
+        documentation = inspect.getdoc(kind) or ""
     if hasattr(kind, "all_initial_values"):
         entry["initial_values"] = kind.all_initial_values()
-    documentation = "" if hasattr(part, "row") else inspect.getdoc(kind) or ""
-    hidden = SWITCHES if not getattr(part, "has_switches", True) else ()
-    options = [option for option in options_of(kind) if option["option"] not in hidden]
+    options = options_of(kind)
+    if not getattr(part, "has_switches", True):
+        options = [option for option in options if option["option"] not in SWITCHES]
     return entry | {
         "name": name, "about": documentation.partition("\n")[0], "options": options, "documentation": documentation,
     }  # fmt: skip
@@ -102,24 +110,34 @@ def describe(part: Any, name: str) -> Entry:
 
 def options_of(kind: Any, prefix: str = "") -> list[Entry]:
     """Return the options of a class of options, each with its default, help and limits."""
-    return [
-        {"option": name, "default": _default(field), "about": _help(kind, field)}
-        | {key: limit for key, limit in field.metadata.items() if key in LIMITS and limit not in (None, ())}
-        for name, field in option_fields(kind, prefix)
-        if field.name != "preset" and (field.name != "name" or field.metadata.get("help"))
-    ]
+    options: list[Entry] = []
+    for name, field in option_fields(kind, prefix):
+        # The name and the preset are chosen with the entry; only data=hub has a name that is an option, with a help.
+        if field.name == "preset" or (field.name == "name" and not field.metadata.get("help")):
+            continue
+        limits = {key: limit for key, limit in field.metadata.items() if key in LIMITS and limit not in (None, ())}
+        options.append({"option": name, "default": _default(field), "about": _help(kind, field)} | limits)
+    return options
 
 
 def _help(kind: Any, field: dataclasses.Field[Any]) -> str:
     """Return the help of an option: that of its field, or of the first base class that has one."""
-    declared = (vars(base).get("__dataclass_fields__", {}).get(field.name, field) for base in kind.__mro__)
-    return next((text for each in (field, *declared) if (text := each.metadata.get("help"))), "")
+    text = field.metadata.get("help")
+    for base in kind.__mro__:
+        if text:
+            return text
+        # A subclass that changes only the default leaves the help out.
+        declared = vars(base).get("__dataclass_fields__", {}).get(field.name, field)
+        text = declared.metadata.get("help")
+    return text or ""
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+    if field.default is dataclasses.MISSING:
+        return None
+    return field.default
 
 
 # With the entries of plugins, and of statistics. Tab completion needs neither, so it does not import the registries.
@@ -145,11 +163,13 @@ def _statistics() -> list[Entry]:
     from normlab.catalogue.statistics.statistic import MERGES, OF, TIERS
 
     keys = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
-    return [
-        {key: getattr(statistic, key) for key in keys}
-        | {"read": OF[statistic.of], "reduces": MERGES[statistic.merge], "measured": TIERS[statistic.tier]}
-        for statistic in STATISTICS.values()
-    ]
+    entries: list[Entry] = []
+    for statistic in STATISTICS.values():
+        entry = {key: getattr(statistic, key) for key in keys}
+        # What the keys of the tables mean, in words.
+        entry |= {"read": OF[statistic.of], "reduces": MERGES[statistic.merge], "measured": TIERS[statistic.tier]}
+        entries.append(entry)
+    return entries
 
 
 ENTRIES: dict[str, Callable[[], list[Entry]]] = {

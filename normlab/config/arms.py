@@ -59,8 +59,13 @@ def design_of(overrides: Sequence[str]) -> SweepDesign:
 
 
 def _options_set_by(overrides: Iterable[str]) -> list[str]:
-    options = dict.fromkeys(text.lstrip("+").partition("=")[0] for text in overrides)
-    return [option for option in options if not option.startswith("sweep.")]
+    options: list[str] = []
+    for text in overrides:
+        option = text.lstrip("+").partition("=")[0]
+        # Where a sweep runs does not change what it varies.
+        if option not in options and not option.startswith("sweep."):
+            options.append(option)
+    return options
 
 
 def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -77,32 +82,52 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
     if not lists:
-        several = next((text for text in shared if _RECIPES.fullmatch(text)), None)
-        if several is None:
-            return {"": []}, shared
-        shared.remove(several)
-        names = [name.strip() for name in several.removeprefix(RECIPE).split(",")]
-        return {name: [RECIPE + name] for name in names}, shared
+        return _arms_of_recipes(shared)
     if len(lists) > 1:
         raise ConfigError(f"{lists[1]}: a sweep has one list of arms; write all arms in {lists[0]}")
-    body = lists[0].removeprefix(PREFIX).strip()
-    parts = list(_split(body[1:-1], ",")) if body[:1] + body[-1:] == "[]" else [""]
+    arms: dict[str, list[str]] = {}
+    for name, body in _texts_of_arms(lists[0]).items():
+        arms[name] = [text for text in _split(body, " ") if text]
+        _check_arm(name, arms[name])
+    return arms, shared
+
+
+def _arms_of_recipes(overrides: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return an arm for each of several recipes, and the other overrides; without recipes one arm without a name."""
+    for text in overrides:
+        if _RECIPES.fullmatch(text):
+            names = [name.strip() for name in text.removeprefix(RECIPE).split(",")]
+            overrides.remove(text)
+            return {name: [RECIPE + name] for name in names}, overrides
+    return {"": []}, overrides
+
+
+def _texts_of_arms(text: str) -> dict[str, str]:
+    """Return the overrides of each arm of a list `arm=[NAME: OVERRIDES, ...]` as one text, by the arm's name.
+
+    Raises:
+        ConfigError: It is no such list, has a comma too many, or two arms of one name.
+    """
+    body = text.removeprefix(PREFIX).strip()
+    is_list = body.startswith("[") and body.endswith("]")
+    parts = list(_split(body[1:-1], ",")) if is_list else [""]
     texts: dict[str, str] = {}
+    last = ""
     for index, part in enumerate(parts):
         if len(parts) > 1 and not part.strip():
-            raise ConfigError(f"{lists[0]}: {_comma_too_many(parts, index)}")
-        if name := _NAME.match(part):
-            if name[1] in texts:
-                raise ConfigError(f"{lists[0]}: two arms have the name {name[1]}; give each its own")
-            texts[name[1]] = part[name.end() :]
+            raise ConfigError(f"{text}: {_comma_too_many(parts, index)}")
+        name = _NAME.match(part)
+        if name:
+            last = name[1]
+            if last in texts:
+                raise ConfigError(f"{text}: two arms have the name {last}; give each its own")
+            texts[last] = part[name.end() :]
         elif texts:
-            texts[next(reversed(texts))] += f",{part}"  # of several values, as in optim.lr=1e-3,3e-3
+            # The comma was one between several values of the arm, as in optim.lr=1e-3,3e-3.
+            texts[last] += f",{part}"
         else:
-            raise ConfigError(f"{lists[0]}: not a list of arms; write {EXAMPLE}")
-    arms = {name: [text for text in _split(body, " ") if text] for name, body in texts.items()}
-    for name, own in arms.items():
-        _check_arm(name, own)
-    return arms, shared
+            raise ConfigError(f"{text}: not a list of arms; write {EXAMPLE}")
+    return texts
 
 
 def _comma_too_many(parts: Sequence[str], index: int) -> str:
@@ -141,9 +166,11 @@ def _split(text: str, separator: str) -> Iterator[str]:
     while index < len(text):
         character = text[index]
         if character == "\\":
+            # The next character is escaped: it begins or ends nothing.
             index += 1
         elif quote:
-            quote = "" if character == quote else quote
+            if character == quote:
+                quote = ""
         elif character in "'\"":
             quote = character
         elif character in _PAIRS:

@@ -40,6 +40,7 @@ from normlab.config.override_checks import (
     check_recipe,
     check_references,
     check_values,
+    no_config_of_a_run,
     sets_values,
 )
 from normlab.config.override_errors import naming_run, no_such_option
@@ -141,7 +142,10 @@ def compose_sweep(
 def config_texts(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Iterator[str]:
     """Yield the composed config of each run in a grid as YAML; a comment names its varied overrides."""
     for _, varied, cfg in _compose_jobs(_without_sweep(overrides), configs):
-        yield (f"# {' '.join(varied)}\n" if varied else "") + OmegaConf.to_yaml(cfg).rstrip()
+        text = OmegaConf.to_yaml(cfg).rstrip()
+        if varied:
+            text = f"# {' '.join(varied)}\n{text}"
+        yield text
 
 
 def norm_presets() -> list[NormConfig]:
@@ -151,12 +155,13 @@ def norm_presets() -> list[NormConfig]:
 
 def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
     """Convert a composed config to a validated RunConfig; errors quote the overrides of the job."""
+    # A key of a user's config file, which Hydra may have added beside the sections.
     for key in cfg:
         if key not in SECTIONS:
             raise no_such_option(str(key), job)
     config = _to_object(cfg, job)
     if not isinstance(config, RunConfig):
-        raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
+        raise no_config_of_a_run()
     config.validate()
     config.reject_unused_options()
     return config
@@ -214,8 +219,10 @@ def _compose_jobs(
     for grid_job, grid_varied in jobs(overrides):
         for texts in more(grid_varied):
             job, varied = (*grid_job, *map(read, texts)), [*grid_varied, *texts]
+            # Values are set after all choices, as in Hydra, wherever they stand in the command.
             values = [override for override in job if sets_values(override)]
             chosen = tuple(str(override.input_line) for override in job if override not in values)
+            # A copy, because the next run with these choices starts from the same config.
             config = copy.deepcopy(_compose_choices(configs, chosen))
             with naming_run(varied):
                 for override in values:
@@ -227,13 +234,19 @@ def _compose_jobs(
 def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConfig:
     """Return the config of some choices from config groups, which are checked before Hydra composes."""
     job = tuple(map(parse, choices))
-    search_path = [str(folder) for override in job if _is_search_path(override) for folder in _folders_of(override)]
-    folders = ConfigFolders([configs.folder, *search_path] if configs.folder else search_path)
+    search_path: list[str] = []
+    if configs.folder:
+        search_path.append(configs.folder)
+    for override in job:
+        if _is_search_path(override):
+            search_path += _folders_of(override)
+    folders = ConfigFolders(search_path)
     if folders.are_listable and not folders.has("", configs.name):
         raise no_such_config(configs.name)
     for override in job:
         check_config_exists(override, folders)
     check_recipe(job, folders)
+    # An earlier error, or another program of the process, may have left Hydra initialised.
     GlobalHydra.instance().clear()
     for plugin in (_ConfigDir, UserFiles):
         Plugins.instance().register(plugin)
@@ -246,6 +259,7 @@ def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConf
         ):
             return compose(configs.name, overrides=list(map(_with_checked_folders, job)))
     finally:
+        # Another program of the process finds its own files, and not those of this user.
         _ConfigDir.folder, UserFiles.folders = None, ConfigFolders()
 
 
@@ -265,8 +279,9 @@ def _with_checked_folders(override: Override) -> str:
         return str(override.input_line)
     checked: list[str] = []
     for folder in _folders_of(override):
-        url = folder if "://" in folder else f"file://{folder}"
-        checked.append(quote(re.sub("^file://", f"{UserFiles.scheme()}://", url)))
+        if "://" not in folder:
+            folder = f"file://{folder}"
+        checked.append(quote(re.sub("^file://", f"{UserFiles.scheme()}://", folder)))
     return f"hydra.searchpath=[{','.join(checked)}]"
 
 

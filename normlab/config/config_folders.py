@@ -43,11 +43,13 @@ class ConfigFolders:
         if file is None:
             return {}
         try:
-            check_link(file, file.parents[1] if group else file.parent)
+            check_link(file, file.parent)
             content = yaml.load(read_at_most(file, LARGEST_YAML), yaml.BaseLoader)
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return {}  # `UserFiles` names what is wrong
-        return content if isinstance(content, dict) else {}
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     def class_of(self, group: str, name: str) -> Any:
         """Return the class of the options of a choice, or None: that with which the defaults lists of presets begin."""
@@ -59,7 +61,9 @@ class ConfigFolders:
                 return None
             name = defaults[0]
         choice = GROUPS.get(group, {}).get(name)
-        return choice if choice is None or isinstance(choice, type) else type(choice)
+        if choice is None or isinstance(choice, type):
+            return choice
+        return type(choice)  # a placement is registered with its default options
 
     def _file(self, group: str, name: str) -> Path | None:
         if ".." in Path(name).parts:

@@ -84,11 +84,17 @@ def choices_with(option: str) -> list[str]:
 
 def requirement(kind: str) -> str:
     """Return what an option takes, from the text of its type."""
-    nullable = ", or null" if "None" in kind else ""
-    for name, needed in _REQUIREMENTS:
-        if name in kind:
-            return needed + nullable
-    return "another value" + nullable
+    needed = next((needed for name, needed in _REQUIREMENTS if name in kind), "another value")
+    if "None" in kind:
+        needed += ", or null"
+    return needed
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, and any other value as a list of one."""
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def takes(kind: str, value: Any) -> bool:

@@ -150,7 +150,9 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
 def num_embeddings(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
     """Return the number of weights of the embeddings and the head, as `num_weights`."""
     model = config.model
-    tables = (1 if model.tie_embeddings else 2) + sum(map(model.has_value_embed, range(model.depth)))
+    tables = sum(map(model.has_value_embed, range(model.depth)))
+    # Of the tokens, and the head.
+    tables += 1 if model.tie_embeddings else 2
     matrices = [(tables, vocab_size), (model.positions == "learned", model.context)]
     return _padded(matrices, model.width, multiple)
 

@@ -71,7 +71,10 @@ class ModelConfig:
     @property
     def default_mlp_width(self) -> int:
         """The hidden width of the MLP unless it is set."""
-        return -(-8 * self.width // 96) * 32 if self.mlp == "swiglu" else 4 * self.width
+        if self.mlp != "swiglu":
+            return 4 * self.width
+        # SwiGLU has three matrices in place of two: 8/3 D keeps the number of weights, rounded up to 32.
+        return -(-8 * self.width // 96) * 32
 
     @property
     def attn_outputs(self) -> int:
@@ -95,12 +98,16 @@ class ModelConfig:
     @property
     def width_ratio(self) -> float:
         """m_N: the width over that of the small model; 1 without scaling."""
-        return self.width / self.base_width if self.base_width is not None else 1.0
+        if self.base_width is None:
+            return 1.0
+        return self.width / self.base_width
 
     @property
     def depth_ratio(self) -> float:
         """m_L: the depth over that of the small model; 1 without completep. 1 / m_L multiplies each sub-layer."""
-        return self.depth / self.base_depth if self.base_depth is not None else 1.0
+        if self.base_depth is None:
+            return 1.0
+        return self.depth / self.base_depth
 
     def factors_of(self, group: str) -> GroupFactors:
         """Return the factors on the optimiser's options of a group of `config.optim.GROUPS`.
@@ -142,6 +149,7 @@ class ModelConfig:
                 f"model.heads={self.heads}: does not divide model.width={self.width}; choose {', '.join(divisors)}"
             )
         if self.positions == "rope":
+            # A share such as 0.3 is not exact in binary, so the number of channels is rounded before it is tested.
             if self.rope_theta is None:
                 self.rope_theta = 10000.0
             rotated = round(self.rope_fraction * (self.width // self.heads), 6)

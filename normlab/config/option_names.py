@@ -34,18 +34,24 @@ def meanings(name: str, options: Iterable[str]) -> list[str]:
     Case and marks do not matter, so that a name in a table is understood: `QK norm` is `model.qk_norm`.
     """
     options = set(options)
-    if (exact := name if name in options else name.lower()) in options:
-        return [exact]
+    for exact in (name, name.lower()):
+        if exact in options:
+            return [exact]
     last = re.sub(r"[\s-]", "_", name.rpartition(".")[2].lower())
-    if (alias := ALIASES.get(last)) in options:
+    alias = ALIASES.get(last)
+    if alias in options:
         return [alias]
-    found = [option for option in options if last in (option.rpartition(".")[2], option.replace(".", "_"))]
-    return sorted(option for option in found if option.count(".") == min(each.count(".") for each in found))
+    ending = [option for option in options if last in (option.rpartition(".")[2], option.replace(".", "_"))]
+    # `decay` is optim.decay: the options of each group, as optim.groups.gains.input.decay, are deeper.
+    depth = min((option.count(".") for option in ending), default=0)
+    return sorted(option for option in ending if option.count(".") == depth)
 
 
 def empty_list_hint(value: str) -> str:
     """Return `" (did you mean '[]'?)"` if a value of an option that takes a list means that the list is empty."""
-    return " (did you mean '[]'?)" if value.lower() in (*NOTHING, "null") else ""
+    if value.lower() in (*NOTHING, "null"):
+        return " (did you mean '[]'?)"
+    return ""
 
 
 def hint(name: str, options: Iterable[str]) -> str:
@@ -57,10 +63,15 @@ def hint(name: str, options: Iterable[str]) -> str:
     options = list(options)
     section, _, last = name.rpartition(".")
     candidates = meanings(name, options)
+    # A typing error is more likely in the last part than in the section, so the same section comes first.
     nearby = [option for option in options if section and option.rpartition(".")[0] == section]
     for known in (nearby, options):
-        if not candidates:
-            parts = sorted({option.rpartition(".")[2] for option in known})
-            close = difflib.get_close_matches(last.lower(), parts, n=1, cutoff=0.65)
-            candidates = meanings(close[0], known) if close else []
-    return f" (did you mean {' or '.join(map(repr, candidates))}?)" if candidates else ""
+        if candidates:
+            break
+        parts = sorted({option.rpartition(".")[2] for option in known})
+        close = difflib.get_close_matches(last.lower(), parts, n=1, cutoff=0.65)
+        if close:
+            candidates = meanings(close[0], known)
+    if not candidates:
+        return ""
+    return f" (did you mean {' or '.join(map(repr, candidates))}?)"

@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationValidationError, OmegaConfBaseExceptio
 
 from normlab.base.errors import ConfigError
 from normlab.config.config_folders import ConfigFolders
-from normlab.config.known_options import GROUPS, SECTIONS, is_fixed, is_too_large, takes
+from normlab.config.known_options import GROUPS, SECTIONS, as_list, is_fixed, is_too_large, takes
 from normlab.config.option_names import empty_list_hint
 from normlab.config.override_errors import (
     is_section,
@@ -22,6 +22,10 @@ from normlab.config.override_errors import (
     wrong_value,
 )
 from normlab.config.user_files import WRITE_THE_VALUE, EnvironmentRefused
+
+
+def no_config_of_a_run() -> ConfigError:
+    return ConfigError("--config-name: not a config of a run; start its defaults list with train")
 
 
 def check_override(override: Override) -> None:
@@ -41,6 +45,7 @@ def check_override(override: Override) -> None:
         raise no_such_option(text, ())
     if key not in GROUPS and key.partition(".")[0] not in (*SECTIONS, "sweep", "hydra"):
         return  # of a config group of the user
+    # A package would put the options of a group into another section.
     if override.package is not None:
         without = text.replace(f"@{override.package}", "", 1)
         raise ConfigError(f"{text}: @{override.package} has no meaning here; write {without}")
@@ -68,6 +73,7 @@ def _check_sweep(override: Override) -> None:
         raise ConfigError(f"{text}: names no values; write them with commas, as in norm=rmsnorm,layernorm")
     if not isinstance(value, RangeSweep):
         return
+    # Such a range has no end, or Python's decimals compare with no number.
     if value.step == 0:
         raise ConfigError(f"{text}: the step of a range must not be 0; set another step")
     for number in (value.start, value.stop, value.step):
@@ -98,16 +104,23 @@ def _check_choice(text: str, group: str, value: Any) -> None:
     """Reject a value that is neither the name of a preset, nor a dictionary of options of a group that has some."""
     if isinstance(value, list):
         typed = text.partition("=")[2]
-        action = without_brackets(group, typed) if typed.startswith("[") else f"write names only, as in {group}=a,b"
+        action = f"write names only, as in {group}=a,b"
+        if typed.startswith("["):
+            action = without_brackets(group, typed)
         raise ConfigError(f"{text}: a run has one {group}; {action}")
     is_name = isinstance(value, str | QuotedString) and str(value) != "???"
+    # Hydra looks for a choice before any option has a value.
     if is_name and "${" in str(value):
         raise ConfigError(f"{text}: a preset is not taken from another option; write its name")
+    # Of recipes, which set options of several sections, there are only files.
     is_options = isinstance(value, dict) and group in SECTIONS
     if not is_name and not is_options:
         name = str(value)
-        if value is None or isinstance(value, bool):
-            name = "null" if value is None else name.lower()
+        # As it was typed: Hydra has read null, true or false.
+        if value is None:
+            name = "null"
+        elif isinstance(value, bool):
+            name = name.lower()
         raise no_such_choice(group, name)
 
 
@@ -129,15 +142,16 @@ def check_config_exists(override: Override, folders: ConfigFolders) -> None:
     if key.startswith("hydra") or not folders.are_listable:
         return
     choices = folders.choices(key)
-    if key not in GROUPS and not choices:
+    for name in as_list(value):
+        if name is None or folders.has(key, str(name)):
+            continue
+        if key in GROUPS or choices:
+            raise no_such_choice(key, str(name), choices)
         if key == "experiment" and text.startswith("+"):
             file = text.replace("+", "").replace("=", "/")
             raise ConfigError(f"{text}: no such config; put {file}.yaml into --config-dir")
+        # A group without files is no group, so its key is a misspelt option.
         raise no_such_option(key, (override,))
-    names = value if isinstance(value, list) else [value]
-    for name in names:
-        if name is not None and not folders.has(key, str(name)):
-            raise no_such_choice(key, str(name), choices)
 
 
 def check_recipe(job: Sequence[Override], folders: ConfigFolders) -> None:
@@ -146,6 +160,7 @@ def check_recipe(job: Sequence[Override], folders: ConfigFolders) -> None:
     if "recipe" not in chosen:
         return
     recipe = chosen["recipe"]
+    # A choice of the command replaces that of the recipe, whose options may then belong to another class.
     for group, options in folders.content("recipe", str(recipe.value())).items():
         if group not in chosen or not isinstance(options, dict):
             continue
@@ -194,7 +209,8 @@ def _class_of_part(section: DictConfig, option: str, job: Sequence[Override]) ->
 
 def check_type(option: str, kind: str, value: Any, job: Sequence[Override]) -> None:
     """Check that an option of a type takes a value; a reference has one only after all options are set."""
-    texts = value if isinstance(value, list) else [value]
+    texts = as_list(value)
+    # `check_references` checks these, when the options that they name are set.
     if any(isinstance(text, str) and "${" in text for text in texts):
         return
     if "???" in texts or not takes(kind, value):
@@ -217,12 +233,14 @@ def check_references(config: DictConfig, job: Sequence[Override], section: str =
         ConfigError: One lacks a value, reads the environment, or refers to nothing or to a value of another type.
     """
     types = _field_types(OmegaConf.get_type(config))
+    # Without a schema the config is one of a sweep, `{"sweep": ...}`, or of a user.
     for name in types or config:
         option = f"{section}{name}"
         if OmegaConf.is_missing(config, name):
             raise _missing(option, types.get(str(name), ""), job)
         try:
             value = config[name]
+            # Reading a list resolves none of its elements.
             if OmegaConf.is_list(value):
                 list(value)
         except InterpolationValidationError as error:
@@ -235,6 +253,8 @@ def check_references(config: DictConfig, job: Sequence[Override], section: str =
 
 def _missing(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
     group, _, name = option.rpartition(".")
+    if option in GROUPS:
+        return no_config_of_a_run()
     if group in GROUPS and name == "name":
         return ConfigError(
             f"{typed_override(option, job)}: names no {group}; begin the config file with a list such as "
@@ -245,6 +265,7 @@ def _missing(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
 
 def _unresolved(typed: str, error: BaseException) -> ConfigError:
     """Return the error for a reference without a value: one to the environment, or to no option."""
+    # OmegaConf wraps the error of a resolver, once for each nested reference.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, EnvironmentRefused):

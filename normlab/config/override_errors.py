@@ -83,7 +83,9 @@ def no_such_option(key: str, job: Sequence[Override], section_class: Any = None)
     options = sorted(field.name for field in dataclasses.fields(section_class) if field.name not in fixed)
     owners = choices_with(key) if key in known else []
     if owners:
-        action = f"choose an option of the chosen {section}: {', '.join(options)}" if options else "leave it out"
+        action = "leave it out"
+        if options:
+            action = f"choose an option of the chosen {section}: {', '.join(options)}"
         if len(owners) == 1:
             return ConfigError(f"{typed}: belongs to {section}={owners[0]}; set {section}={owners[0]}, or {action}")
         choices = ", ".join(owners)
@@ -100,7 +102,8 @@ def wrong_value(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
     typed = typed_override(option, job)
     text = typed.partition("=")[2]
     needed = f"must be {requirement(kind)}"
-    if not typed.startswith(f"{option}="):
+    # Of a section's dictionary, or of another option's part, the text does not begin with the option.
+    if typed != option and not typed.startswith(f"{option}="):
         needed = f"{option} {needed}"
     if text.lower() in NOTHING and "None" in kind:
         return ConfigError(f"{typed} (did you mean 'null'?): {needed}")

@@ -73,6 +73,7 @@ def keep_text(override: Override) -> Override:
         return override
     if len(texts) != len(values):
         raise ConfigError(f"{override.input_line}: has a number among texts with commas; quote each text")
+    # Only numbers are quoted: a text may have quotes, a function or a reference, which keep Hydra's meaning.
     for index, element in enumerate(values):
         if isinstance(element, int | float):
             texts[index] = quote(texts[index].strip())
@@ -99,6 +100,7 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
         if override.is_sweep_override() and all(override.get_key_element() in keys for keys in keys_by_arm):
             raise ConfigError(f"{override.input_line}: every arm sets this option too; leave one of them out")
     count = 0
+    # Each arm may be small enough, and all of them together too many.
     for name, texts in by_arm.items():
         for job, varied in _jobs_of_arm([*shared, *texts]):
             count += 1
@@ -111,9 +113,11 @@ def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     choices: dict[str, list[Override]] = {}
     for override in map(read, overrides):
         key = override.get_key_element()
+        # A later override of an option replaces an earlier one, also that of all arms.
         choices[key] = [override]
         if override.is_sweep_override():
             values = _swept_values(override)
+            # Before the product is made: a range of a billion seeds would fill the memory.
             if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
                 raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer")
             if len(set(values)) < len(values):  # the warning about equal runs names the values as they were typed

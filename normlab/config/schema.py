@@ -79,7 +79,9 @@ class TrainConfig:
         """Make `keep` a list of steps, or log."""
         if self.keep == LOG:
             return
-        values = self.keep if isinstance(self.keep, list) else [self.keep]
+        values = self.keep
+        if not isinstance(values, list):
+            values = [values]
         if not all(is_whole_number(str(value)) for value in values):
             typed = "null" if self.keep is None else str(self.keep)
             nearest = empty_list_hint(typed)
@@ -171,7 +173,9 @@ class RunConfig:
     @property
     def data_seed(self) -> int:
         """The seed of the data order: `data.seed`, or `seed` if that is not set."""
-        return self.seed if self.data.seed is None else self.data.seed
+        if self.data.seed is None:
+            return self.seed
+        return self.data.seed
 
     @property
     def micro_batches(self) -> int:
@@ -256,6 +260,7 @@ class RunConfig:
         scaling = f"model.scaling={self.model.scaling}"
         if self.model.scaling == "none":
             return
+        # The factors of a rule are derived for matrices of width N, for sub-layers that are added, and for AdamW.
         if not self.placement.has_standard_matrices:
             raise ConfigError(
                 f"{scaling}: has no rule for the wiring of placement={self.placement.name}; choose placement=pre, or "
@@ -279,6 +284,7 @@ class RunConfig:
         """Check that the matrices of queries and keys determine the size of the scores."""
         if self.optim.qk_clip is None:
             return
+        # QK-Clip makes the weights of queries and keys smaller, which must make their scores smaller.
         if self.optim.keeps_matrix_norms:
             raise ConfigError(
                 f"optim.qk_clip={self.optim.qk_clip}: contradicts optim={self.optim.name}, which keeps the norm of "
@@ -403,6 +409,7 @@ class RunConfig:
 
     def _norm_widths(self) -> set[int]:
         model, widths, inner = self.model, {self.model.width}, self._inner_sites
+        # Norms of heads and of hidden activations have other widths, which a norm may not divide into its groups.
         if model.qk_norm == "head" or model.v_norm or inner & {"q", "k", "v"}:
             widths.add(model.width // model.heads)
         if "mlp_inner" in inner and model.mlp_width is not None:
@@ -414,8 +421,10 @@ class RunConfig:
 
         Of a folder of weights it has the hash, not the path.
         """
+        # An option that repeats a default must not give the same run another id.
         placement = identity_tree(self.placement.without_defaults(self.model.depth))
         tree = identity_tree(self) | {"init": self.init_rule, "placement": placement}
+        # The same weights in another folder start the same run.
         weights = FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or "")
         if weights:
             tree["train"]["start_from"] = weights[2]
@@ -483,13 +492,16 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: As `parse_config`, or a norm or a placement is unknown because a plugin is missing.
     """
+    # Parsed configs share their groups, and this one gets others.
     config = deepcopy(parse_config(tree))
     registries: dict[str, Mapping[str, Any]] = {"norm": NORMS, "placement": PLACEMENTS}
     for group, registry in registries.items():
         name = getattr(config, group).name
         if name not in registry:
             raise ConfigError(unknown(group, name, registry, titles=catalogue.titles(group)))
-        kind = registry[name] if isinstance(registry[name], type) else type(registry[name])
+        kind = registry[name]
+        if not isinstance(kind, type):  # a placement is registered with its default options
+            kind = type(kind)
         setattr(config, group, _convert(tree[group], kind, group))
     check(config)
     return config

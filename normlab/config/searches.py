@@ -31,14 +31,20 @@ class Range:
 
     def at(self, share: float) -> float:
         """Return the value at a share of the range, 0 to 1; each whole number has a share of its own."""
-        high = self.high + 1 if self.is_whole else self.high
-        value = self.low * (high / self.low) ** share if self.is_log else self.low + (high - self.low) * share
+        high = self.high
+        if self.is_whole:
+            high += 1
+        value = self.low + (high - self.low) * share
+        if self.is_log:
+            value = self.low * (high / self.low) ** share
         return math.floor(value) if self.is_whole else value
 
     def text(self, value: float) -> str:
         """Return the override that sets a value, of four digits unless it is a limit."""
         number = round(value) if self.is_whole else float(f"{value:.4g}")
-        return f"{self.option}={min(max(number, self.low), self.high):.12g}"
+        # Four digits may round a value out of the range; its limits are printed as they were typed.
+        limited = min(max(number, self.low), self.high)
+        return f"{self.option}={limited:.12g}"
 
     @staticmethod
     def value(text: str) -> float:
@@ -52,31 +58,31 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
     Raises:
         ConfigError: A range is malformed or that of an arm, or its option has a value too.
     """
-    searches = [text for text in overrides if "=search(" in text]
-    rest = [text for text in overrides if text not in searches]
-    ranges = [_range(text) for text in searches]
-    options = {text.lstrip("+").partition("=")[0] for text in rest}
-    for each in ranges:
-        if each.option in options:
-            raise ConfigError(f"{each.option}: is given twice; leave the search or the other value out")
-        options.add(each.option)
-    return ranges, rest
+    ranges = [_range(text) for text in overrides if "=search(" in text]
+    others = [text for text in overrides if "=search(" not in text]
+    options = {text.lstrip("+").partition("=")[0] for text in others}
+    for searched in ranges:
+        if searched.option in options:
+            raise ConfigError(f"{searched.option}: is given twice; leave the search or the other value out")
+        options.add(searched.option)
+    return ranges, others
 
 
 def _range(text: str) -> Range:
     match = _SEARCH.fullmatch(text)
     if match is None:
         raise ConfigError(f"{text}: is not a search, or inside of arm=[...]; write {EXAMPLE} beside it")
-    option, limits = match[1], [each.strip() for each in match.groups()[1:]]
+    option, *limits = [part.strip() for part in match.groups()]
     try:
         low, high = map(float, limits)
     except ValueError:
-        low = high = math.nan
+        low = high = math.nan  # which the check of finite numbers rejects
     if option in ("seed", "data.seed") or option.startswith("sweep."):
         raise ConfigError(f"{text}: only options of the model, the data and the training are searched")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{text}: the limits must be two numbers, the lower one first, as in {EXAMPLE}")
-    return Range(option, low, high, all(each.lstrip("-").isdecimal() for each in limits))
+    is_whole = all(limit.lstrip("-").isdecimal() for limit in limits)
+    return Range(option, low, high, is_whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,19 +35,21 @@ class StatsConfig:
         Raises:
             ConfigError: A name is unknown, or an option has no effect.
         """
-        for field, allowed in (("tiers", TIERS), ("also", STATISTICS)):
+        for field, kind, allowed in (("tiers", "tier", TIERS), ("also", "statistic", STATISTICS)):
             for name in getattr(self, field):
                 if name not in allowed:
-                    kind = "tier" if allowed is TIERS else "statistic"
                     raise ConfigError(f"stats.{field}={name}: " + unknown(kind, name, allowed))
+        # A derived statistic is measured if its inputs are.
         measured = self._of_tiers()
         for name in self.also:
             if _inputs(name) <= measured:
                 raise ConfigError(f"stats.also={name}: has no effect, since it is measured already; leave it out")
+        # A cadence has no effect on a tier without statistics, such as the extended ones with stats=core.
         for field, tier, default in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
             value = getattr(self, field)
             if self.names(tier):
-                setattr(self, field, default if value is None else value)
+                if value is None:
+                    setattr(self, field, default)
             elif value is not None:
                 raise ConfigError(
                     f"stats.{field}={value}: has no effect, since no {tier} statistic is measured; set "

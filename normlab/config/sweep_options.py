@@ -78,12 +78,15 @@ class SweepOptions:
         if self.pack not in ("auto", "off"):
             if not is_whole_number(self.pack) or not 1 <= int(self.pack) <= MOST_PACKED:
                 raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number from 1 to {MOST_PACKED}")
+            # 08 and 8 are one size, so that a plan has one text for it.
             self.pack = str(int(self.pack))
 
     @property
     def largest_pack(self) -> int | None:
         """Maximum number of runs in a pack; None with sweep.pack=auto."""
-        return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
+        if self.pack == "auto":
+            return None
+        return 1 if self.pack == "off" else int(self.pack)
 
     def pack_memory(self, device: str, gpu_bytes: int, jobs: int) -> int:
         """Return the memory that the process of one pack may use, in bytes.
@@ -96,11 +99,16 @@ class SweepOptions:
             gpu_bytes: Memory of the smallest GPU that may train a pack on this machine; ignored on a CPU.
             jobs: Packs that train at once on this machine, on each GPU.
         """
+        if self.on == "slurm" and device == "cuda":
+            return NODE_GPU_BYTES
         if self.on == "slurm":
-            return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
-        return (gpu_bytes if device == "cuda" else available_bytes()) // jobs
+            return int(self.slurm.memory_gb * 2**30)
+        total = gpu_bytes if device == "cuda" else available_bytes()
+        return total // jobs
 
     @property
     def has_gpu(self) -> bool | None:
         """Whether the tasks in Slurm have a GPU; None for a sweep on this machine."""
-        return self.slurm.gpus > 0 if self.on == "slurm" else None
+        if self.on != "slurm":
+            return None
+        return self.slurm.gpus > 0

@@ -24,8 +24,10 @@ from normlab.base.errors import ConfigError
 from normlab.base.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
 from normlab.config.config_folders import ConfigFolders, no_such_config
 from normlab.config.known_options import (
+    SECTIONS,
     TOO_MANY_DIGITS,
     all_options,
+    as_list,
     is_in,
     is_too_large,
     option_types,
@@ -76,6 +78,7 @@ class UserFiles(ConfigSource):
         package = str(header.get("package") or "")
         content = OmegaConf.to_container(config, resolve=False)
         assert isinstance(content, dict)
+        # What a file may not do at all comes before what it may misspell, so that no error prints a foreign text.
         _check_content(path, content, package)
         group = config_path.rpartition("/")[0]
         self._check_defaults(path, group, content.pop("defaults", []))
@@ -102,14 +105,13 @@ class UserFiles(ConfigSource):
         """Check that the defaults list names configs that exist."""
         if not isinstance(defaults, list):
             raise ConfigError(f"{path}: its defaults are no list; write a list such as defaults: [rmsnorm]")
-        for entry in defaults:
-            pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
-            for key, value in pairs:
-                for name in value if isinstance(value, list) else [value]:
-                    self._check_entry(path, group, str(key), str(name))
+        for key, value in _entries(defaults):
+            for name in as_list(value):
+                self._check_entry(path, group, key, str(name))
 
     def _check_entry(self, path: Path, group: str, key: str, name: str) -> None:
         chosen = _group_of_entry(group, key, name)
+        # Hydra would follow the list of the file without an end.
         if chosen == (group, path.stem):
             raise ConfigError(f"{path}: its defaults list names the file itself; leave it out")
         if chosen is None or not self.folders.are_listable or self.folders.has(*chosen):
@@ -122,17 +124,26 @@ class UserFiles(ConfigSource):
 
     def _check_options(self, path: Path, group: str, package: str, content: Mapping[Any, Any]) -> None:
         """Check that a config file sets options that exist, and that these take its values."""
-        section = package if package else group.replace("/", ".")
+        # Without a header, the options of norm/mine.yaml are those of the section norm.
+        section = package or group.replace("/", ".")
         if section == "_global_":
             section = ""
         elif section.startswith("_"):
             return  # a part of the file's own name, which only Hydra knows
+        if section and section.partition(".")[0] not in SECTIONS:
+            raise ConfigError(
+                f"{path}: sets options of {section}, which is no section of a run; begin the file with the line "
+                "# @package _global_"
+            )
+        # A file for all sections may set options of any class: only the composition has the chosen one.
         kind = self.folders.class_of(group, path.stem) if section == group else None
-        known = {field.name for field in dataclasses.fields(kind)} if kind else set[str]()
-        for name in content:
-            if known and name not in known:
-                raise _no_option(path, section, str(name))
-        _check_values(path, section, content, option_types())
+        if kind is not None:
+            known = {field.name for field in dataclasses.fields(kind)}
+            for name in content:
+                if name not in known:
+                    raise _no_option(path, section, str(name))
+        of_runs = {option: kind for option, kind in option_types().items() if not is_in(option, "sweep")}
+        _check_values(path, section, content, of_runs)
 
     def is_group(self, config_path: str) -> bool:
         return self._path(config_path).is_dir()
@@ -162,9 +173,10 @@ def _load(path: Path, text: str) -> DictConfig:
     try:
         config = OmegaConf.load(_NamedText(text, str(path)))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = "" if mark is None else f", line {mark.line + 1}"
-        raise ConfigError(f"{path}{line}: is not valid YAML; fix the file ({DEBUG})") from error
+        place = str(path)
+        if error.problem_mark is not None:
+            place += f", line {error.problem_mark.line + 1}"
+        raise ConfigError(f"{place}: is not valid YAML; fix the file ({DEBUG})") from error
     except yaml.YAMLError as error:  # a character that YAML lacks
         raise ConfigError(f"{path}: is not valid YAML in UTF-8; fix the file ({DEBUG})") from error
     except OmegaConfBaseException as error:
@@ -178,6 +190,17 @@ def _load(path: Path, text: str) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path}: holds no options; fix the file")
     return config
+
+
+def _entries(defaults: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value of each entry of a defaults list; a name has no key."""
+    if not isinstance(defaults, list):
+        return
+    for entry in defaults:
+        if isinstance(entry, dict):
+            yield from ((str(key), value) for key, value in entry.items())
+        else:
+            yield "", entry
 
 
 def _group_of_entry(group: str, key: str, name: str) -> tuple[str, str] | None:
@@ -226,23 +249,22 @@ def _check_content(path: Path, content: Mapping[Any, Any], package: str) -> None
     Raises:
         ConfigError: It sets options of Hydra, names a file outside of its folder, or reads the environment.
     """
-    defaults = content.get("defaults")
     keys = [str(key) for key in content]
-    for entry in defaults if isinstance(defaults, list) else ():
-        pairs = entry.items() if isinstance(entry, dict) else [(entry, "")]
-        for key, value in pairs:
-            keys.append(str(key))
-            if ".." in f"{key} {value}" or "${" in f"{key} {value}":
-                name = str(value or key)
-                raise ConfigError(
-                    f"{path}: its defaults list names {name!r:.80}; name a config by its path in the folder, "
-                    "without .. and references"
-                )
-    if hydra := next((key for key in [*keys, package] if _OF_HYDRA.search(key)), None):
-        raise ConfigError(
-            f"{path}: sets {hydra!r:.80}, and a config file sets no options of Hydra; leave it out, and give other "
-            "folders of configs in the command: hydra.searchpath=[file://FOLDER]"
-        )
+    for key, value in _entries(content.get("defaults")):
+        keys.append(key or str(value))
+        entry = f"{key} {value}"
+        if ".." in entry or "${" in entry:
+            name = str(value or key)
+            raise ConfigError(
+                f"{path}: its defaults list names {name!r:.80}; name a config by its path in the folder, "
+                "without .. and references"
+            )
+    for key in [*keys, package]:
+        if _OF_HYDRA.search(key):
+            raise ConfigError(
+                f"{path}: sets {key!r:.80}, and a config file sets no options of Hydra; leave it out, and give other "
+                "folders of configs in the command: hydra.searchpath=[file://FOLDER]"
+            )
     for text in leaves(content):
         if isinstance(text, str) and re.search(r"\$\{\s*oc\.env", text):
             raise ConfigError(f"{path}: reads the environment in {text!r:.80}; {WRITE_THE_VALUE}")

@@ -1,6 +1,7 @@
 """The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
-from dataclasses import dataclass, field, fields, replace
+import dataclasses
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import ClassVar
 
@@ -152,12 +153,15 @@ class OptimConfig:
 
     def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> "OptimConfig":
         """Return the options of one group of `GROUPS`: of its own optimiser, learning rate and weight decay."""
-        own = self.groups.of(group)
-        applies = self.decay == "all" or group in MATRIX_GROUPS
-        decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
-        if self.decay_mode != "independent":  # where the learning rate multiplies the decay, the factor makes up for it
+        options = self.groups.of(group)
+        decay = options.decay
+        if decay is None:
+            has_decay = self.decay == "all" or group in MATRIX_GROUPS
+            decay = self.weight_decay if has_decay else 0.0
+        # The learning rate multiplies the decay unless that is independent, so a factor on it needs one on the decay.
+        if self.decay_mode != "independent":
             decay *= factors.decay
-        return replace(self, lr=self.lr * own.lr * factors.lr, weight_decay=decay)
+        return replace(self, lr=self.lr * options.lr * factors.lr, weight_decay=decay)
 
     @property
     def decay_per_lr(self) -> float:
@@ -170,7 +174,10 @@ class OptimConfig:
         """
         if self.decay_mode == "cautious":
             return 0.0
-        return self.weight_decay / (self.lr or 1.0 if self.decay_mode == "independent" else 1.0)
+        # The formula multiplies wd by lr, which independent decay must not depend on. With lr=0 nothing is decayed.
+        if self.decay_mode == "independent":
+            return self.weight_decay / (self.lr or 1.0)
+        return self.weight_decay
 
     @property
     def cautious_decay(self) -> float:
@@ -193,21 +200,22 @@ class OptimConfig:
             raise ConfigError(
                 f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise train.steps"
             )
+        # A constant schedule has no end, and only wsd has a decay phase.
         if self.schedule == "constant":
             if self.final_lr_fraction is not None:
                 raise no_effect(f"optim.final_lr_fraction={self.final_lr_fraction}", "optim.schedule=constant")
         elif self.final_lr_fraction is None:
             self.final_lr_fraction = 0.0 if self.schedule == "wsd" else 0.1
         if self.schedule == "wsd":
-            self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
+            if self.decay_fraction is None:
+                self.decay_fraction = 0.2
         elif self.decay_fraction is not None:
             raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
-        for name, default, has_decay in (
-            ("decay", "matrices", self.weight_decay),
-            ("decay_mode", "proportional", self.weight_decay or self.groups.have_decay),
-        ):
-            if not has_decay and (value := getattr(self, name)) != default:
-                raise no_effect(f"optim.{name}={value}", "optim.weight_decay=0")
+        # `decay` says to which parameters weight_decay applies; `decay_mode` also matters to the decay of a group.
+        if not self.weight_decay and self.decay != "matrices":
+            raise no_effect(f"optim.decay={self.decay}", "optim.weight_decay=0")
+        if not self.weight_decay and not self.groups.have_decay and self.decay_mode != "proportional":
+            raise no_effect(f"optim.decay_mode={self.decay_mode}", "optim.weight_decay=0")
 
     def resolve_for_model(self, heads: int, width: int) -> None:
         """Set the options that depend on the model, after `resolve`; most optimisers have none."""
@@ -305,7 +313,8 @@ class Orthogonal(AdamW):
             if self.heads is not None:
                 raise no_effect(f"optim.heads={self.heads}", f"optim.qkv={self.qkv}")
             return
-        self.heads = heads if self.heads is None else self.heads
+        if self.heads is None:
+            self.heads = heads
         if width % self.heads:
             raise ConfigError(f"optim.heads={self.heads}: does not divide model.width={width}; leave it out")
 
@@ -321,8 +330,10 @@ class Orthogonal(AdamW):
     def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
         if group == "matrices":
             return super(Orthogonal, self).of_group(group, factors)
-        shared = {each.name: getattr(self, each.name) for each in fields(AdamW) if each.name != "name"}
-        return AdamW(**shared).of_group(group, factors)
+        # Embeddings, gains and biases are no matrices, so they have AdamW's update, with the options of the same names.
+        values = {shared.name: getattr(self, shared.name) for shared in dataclasses.fields(AdamW)}
+        del values["name"]
+        return AdamW(**values).of_group(group, factors)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -422,8 +433,11 @@ class Hyperball(Orthogonal):
             raise ConfigError("optim.decay_mode=cautious: moves matrices off their sphere; leave out their decay")
 
     def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
-        own = super(Hyperball, self).of_group(group, factors)
-        return replace(own, weight_decay=self.groups.matrices.decay or 0.0) if group == "matrices" else own
+        options = super(Hyperball, self).of_group(group, factors)
+        if group != "matrices":
+            return options
+        # On a sphere weight_decay would only turn a matrix further, so only a decay that is asked for is applied.
+        return replace(options, weight_decay=self.groups.matrices.decay or 0.0)
 
 
 @dataclass(kw_only=True, slots=True)

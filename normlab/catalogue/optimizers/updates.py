@@ -5,6 +5,7 @@ An update is in place. Where `alive` is false it changes nothing; the host does 
 Shapes: R runs; `...R` marks an axis that only stacked runs have. N numbers of a run; L equal matrices, n x m each.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,6 +87,7 @@ def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
     params, grads = group.params, group.grads
     group.set(mean, mean.lerp(grads, mean_weight))
     group.set(square, square.lerp(grads.square_(), square_weight))
+    # The gradients are no longer needed, and their buffer holds the step.
     step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)
     torch.div(mean, step, out=step)
     params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
@@ -93,7 +95,8 @@ def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
 
 
 def sgd(options: SGD, group: Group) -> None:
-    velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
+    # The kernel requires an empty list without momentum.
+    velocity = group.moments[0] if options.momentum else []
     torch._fused_sgd_(
         group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
         lr=group.lr,  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
@@ -116,6 +119,7 @@ def stacked_sgd(options: SGD, group: StackedGroup) -> None:
 def lion(options: Lion, group: Group) -> None:
     """Update a single run as stacked runs, because torch has no fused kernel."""
     params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, *group.moments))
+    # A group has one decay, so all of its columns are decayed or none.
     decayed = params.shape[1] if group.weight_decay else 0
     coefficients = (*lion_coefficients(options, group.lr, 0), 0)
     stacked_lion(options, StackedGroup(params, grads, [mean], decayed, coefficients, group.alive, group.names, []))
@@ -170,11 +174,15 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     lead = x.shape[:-2]
     # Scaled before it is rounded and squared: the squares of a small gradient would be 0.
     x = scale_by_power_of_two(x)
-    x = _unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))
+    if x.is_cuda:
+        x = x.bfloat16()
+    x = _unit(x.flatten(0, -3))
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)
+    if is_tall:
+        x = x.mT
+    return x.unflatten(0, lead).to(x_NM.dtype)
 
 
 def scale_by_power_of_two(x_NM: Tensor) -> Tensor:
@@ -226,18 +234,21 @@ def _update(options: Orthogonal, group: Matrices) -> None:
     """Update the matrices of one shape together."""
     for units, heads in _units_by_shape(options, group.names, group.params):
         states = (group.params, group.grads, *group.moments)
-        params, grads, momenta, *rows = (_stack(state, units, heads) for state in states)
-        lr, decay_factor, momentum, row_weight = (
-            number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else number
-            for number in (group.lr, group.decay_factor, group.momentum, group.row_weight)
-        )
+        params, grads, momenta, *rows = [_stack(state, units, heads) for state in states]
+        # The numbers of stacked runs, (R,), are spread over the matrices of each run.
+        numbers: list[float | Tensor] = []
+        for number in (group.lr, group.decay_factor, group.momentum, group.row_weight):
+            numbers.append(number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else number)
+        lr, decay_factor, momentum, row_weight = numbers
         alive = group.alive.view(*group.alive.shape, 1, 1)
         new_momenta = momenta + (1 - momentum) * (grads - momenta)
         direction = grads + momentum * (new_momenta - grads) if options.nesterov else new_momenta
         update = orthogonalise(direction, options.ns_steps, options.polynomial)
+        # Only NorMuon has a moment of rows.
         new_rows = [row + row_weight * (update.square().mean(-1, keepdim=True) - row) for row in rows]
         if isinstance(options, NorMuon):
             (new_row,) = new_rows
+            # Equal rows, and then the norm of NS or 1, which `scale_of` multiplies.
             norm = torch.linalg.matrix_norm(update, keepdim=True) if options.keeps_norm else 1.0
             update = update / (new_row.sqrt() + ROW_EPS)
             update = update * (norm / (torch.linalg.matrix_norm(update, keepdim=True) + ROW_EPS))
@@ -246,6 +257,7 @@ def _update(options: Orthogonal, group: Matrices) -> None:
         else:  # no update changes the norm
             radius = torch.linalg.matrix_norm(params, keepdim=True)
             new = radius * _unit(decay_factor * params - lr * radius * _unit(update))
+        # A run that is not alive, such as one with an infinite gradient, keeps everything.
         states = (group.params, *group.moments)
         values = (new, new_momenta, *new_rows)
         for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):
@@ -281,26 +293,38 @@ def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) ->
         is_qkv = leaf in ("q.weight", "k.weight", "v.weight")
         unit = block if is_qkv and options.qkv == "together" else name
         together.setdefault(unit, []).append(number)
-        heads[unit] = (options.heads or 1) if is_qkv else 1
+        # Only with qkv=heads `options.heads` is set.
+        heads[unit] = 1
+        if is_qkv and options.heads:
+            heads[unit] = options.heads
+    # Matrices of one shape are orthogonalised in one batch of products.
     by_shape: dict[Any, list[Unit]] = {}
     for name, unit in together.items():
-        by_shape.setdefault((params[unit[0]].shape[-2:], len(unit), heads[name]), []).append(tuple(unit))
+        shape = (params[unit[0]].shape[-2:], len(unit), heads[name])
+        by_shape.setdefault(shape, []).append(tuple(unit))
     return [(units, count) for (_, _, count), units in by_shape.items()]
 
 
 def _stack(state: State, units: Sequence[Unit], heads: int) -> Tensor:
     """Return the matrices of units, (L, ...R, n, m); with heads L counts them, and n is a head's width."""
-    matrices, parts = torch.stack([state[n] for unit in units for n in unit]), len(units[0])
+    matrices = torch.stack([state[number] for number in itertools.chain(*units)])
+    parts = len(units[0])
     if heads > 1:
         return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)
-    return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)
+    if parts > 1:
+        # The rows of q, k and v one below the other.
+        return matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)
+    return matrices
 
 
 def _unstack(state: State, units: Sequence[Unit], heads: int, values: Tensor) -> None:
     """Write the matrices of units into their parameters."""
     values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)
-    targets = [state[n] for unit in units for n in unit]
-    pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]
+    targets: State = []
+    pieces: list[Tensor] = []
+    for value, unit in zip(values, units, strict=True):
+        targets += [state[number] for number in unit]
+        pieces += value.chunk(len(unit), -2)
     torch._foreach_copy_(targets, pieces)
 
 

@@ -157,8 +157,12 @@ class _Growth(ast.NodeTransformer):
         self.factor = ast.parse(factor, mode="eval").body
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        has_terms = any(isinstance(each, ast.BinOp) and _holds_sub_layer(each) for each in ast.walk(node.value))
-        node.value = self.visit(node.value) if has_terms else self._term(node.value)
+        operations = [part for part in ast.walk(node.value) if isinstance(part, ast.BinOp)]
+        # Without terms, as in f = F(x), the whole value is what a later statement adds.
+        if any(map(_holds_sub_layer, operations)):
+            node.value = self.visit(node.value)
+        else:
+            node.value = self._term(node.value)
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -168,7 +172,9 @@ class _Growth(ast.NodeTransformer):
     def _term(self, node: ast.expr) -> ast.expr:
         if _is_sum(node):
             return self.visit(node)
-        return ast.BinOp(node, ast.Mult(), self.factor) if _holds_sub_layer(node) else node
+        if _holds_sub_layer(node):
+            return ast.BinOp(node, ast.Mult(), self.factor)
+        return node
 
 
 def _with_factor(formula: str, factor: str) -> str:
@@ -240,7 +246,9 @@ class AlgebraPlacement(Placement):
         return ROWS_BY_NAME[self.name]
 
     def has_norms(self, depth: int) -> bool:
-        return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
+        # A norm of one block, such as the first ones, is enough.
+        has_inner = any(attn.norms or mlp.norms for attn, mlp in self.layers(depth))
+        return has_inner or any(self.end_formulas)
 
     @property
     def has_standard_matrices(self) -> bool:
@@ -259,8 +267,9 @@ class AlgebraPlacement(Placement):
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Return attention and MLP of block `layer`, counted from 1."""
         row = self.row
-        part = row if row.early is None or layer > row.early.blocks(depth) else row.early
-        return part.attn, part.mlp
+        if row.early is not None and layer <= row.early.blocks(depth):
+            return row.early.attn, row.early.mlp
+        return row.attn, row.mlp
 
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
         return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
@@ -268,10 +277,8 @@ class AlgebraPlacement(Placement):
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         from normlab.catalogue.placements.wiring import Residual, Sequential
 
-        attn, mlp = (
-            Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup)
-            for sub in self.sub_layers(layer + 1, depth)
-        )
+        sub_layers = self.sub_layers(layer + 1, depth)
+        attn, mlp = [Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup) for sub in sub_layers]
         if self.row.shared_scale:
             mlp.scale = attn.scale
         return Sequential(attn, mlp)

@@ -135,19 +135,17 @@ class Placement:
     @property
     def end_formulas(self) -> tuple[str, str]:
         """`embedding_formula` and `head_formula`, as changed by the switches."""
-        embedding_formula, head_formula = (
-            getattr(self, default) if (value := getattr(self, switch)) is None else NORM_UPDATE if value else ""
-            for switch, default in SWITCHES.items()
-        )
+        embedding_formula = _switched(self.embedding_formula, self.embedding_norm)
+        head_formula = _switched(self.head_formula, self.final_norm)
         return embedding_formula, head_formula
 
     def without_defaults(self, depth: int) -> Self:
         """Return this placement without the options that repeat its default at this depth."""
-        unset = {
-            switch: None
-            for switch, default in SWITCHES.items()
-            if getattr(self, switch) == (getattr(self, default) == NORM_UPDATE)
-        }
+        unset: dict[str, None] = {}
+        for switch, formula in SWITCHES.items():
+            has_norm = getattr(self, formula) == NORM_UPDATE
+            if getattr(self, switch) == has_norm:
+                unset[switch] = None
         return replace(self, **unset)
 
     def validate(self) -> None:
@@ -157,7 +155,8 @@ class Placement:
             ConfigError: A switch is set, and the placement does more than a norm at the ends of the stream.
         """
         for switch in SWITCHES:
-            if (value := getattr(self, switch)) is not None and not self.has_switches:
+            value = getattr(self, switch)
+            if value is not None and not self.has_switches:
                 formulas = "; ".join(filter(None, (self.embedding_formula, self.head_formula)))
                 raise ConfigError(
                     f"placement.{switch}={str(value).lower()}: {self.name} does not have this option, because the ends "
@@ -212,14 +211,18 @@ class Placement:
 
         The default is a norm if `embedding_formula` is one.
         """
-        return make_norm(width) if self.embedding_formula == NORM_UPDATE else None
+        if self.embedding_formula != NORM_UPDATE:
+            return None
+        return make_norm(width)
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module that makes the input of the head, `forward(stream) -> x`, or None.
 
         The default is a norm if `head_formula` is one.
         """
-        return make_norm(width) if self.head_formula == NORM_UPDATE else None
+        if self.head_formula != NORM_UPDATE:
+            return None
+        return make_norm(width)
 
     def input_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module of `embed_stream`; the option `embedding_norm` overrides it."""
@@ -254,6 +257,13 @@ class Placement:
 
         In a pack each tensor has a leading axis of runs, so count axes from the end.
         """
+
+
+def _switched(formula: str, switch: bool | None) -> str:
+    """Return the formula of an end of the stream, as a switch of its norm changes it."""
+    if switch is None:
+        return formula
+    return NORM_UPDATE if switch else ""
 
 
 def projects(placement: Placement) -> bool:

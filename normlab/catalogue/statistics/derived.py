@@ -52,14 +52,17 @@ def noise_scale(profiles: Profiles) -> dict[str, Array]:
     Numerator and denominator are averaged over measured steps before the division: the ratio of two noisy numbers is
     biased, and its mean need not exist. NaN where the averaged gns_square is not positive.
     """
-    trace, square = (profiles.get(name) for name in ("gns_trace", "gns_square"))
+    trace, square = profiles.get("gns_trace"), profiles.get("gns_square")
 
     def ratio(trace: Array, square: Array) -> Array:
         trace, square = mean_of_later_half(trace), mean_of_later_half(square)
         return np.divide(trace, square, out=np.full_like(trace, np.nan), where=square > 0)
 
+    ratios = {site: ratio(trace[site], square[site]) for site in trace}
+    # Of all parameters together: the sums over all sites, each averaged before the division too.
     totals = [profiles.select([name]).values.sum(axis=1, dtype=np.float64) for name in ("gns_trace", "gns_square")]
-    return {site: ratio(trace[site], square[site]) for site in trace} | {"all": ratio(*totals)}
+    ratios["all"] = ratio(*totals)
+    return ratios
 
 
 def later_half_sizes(count: int) -> list[int]:

@@ -52,9 +52,13 @@ class Layout:
         by_site: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for index, column in enumerate(columns):
             by_site.setdefault((column.statistic, column.site), []).append((column.layer, index))
-        groups = tuple(Group(*key, tuple(layer for layer, _ in sorted(pairs))) for key, pairs in by_site.items())
-        order = [index for pairs in by_site.values() for _, index in sorted(pairs)]
-        return cls(depth, groups, dict(families)), np.array(order, dtype=np.intp)
+        groups: list[Group] = []
+        order: list[int] = []
+        for (statistic, site), pairs in by_site.items():
+            pairs.sort()
+            groups.append(Group(statistic, site, tuple(layer for layer, _ in pairs)))
+            order += [index for _, index in pairs]
+        return cls(depth, tuple(groups), dict(families)), np.array(order, dtype=np.intp)
 
     def as_tree(self) -> dict[str, Any]:
         groups = [{"statistic": name, "site": site, "places": list(layers)} for name, site, layers in self.groups]
@@ -67,12 +71,16 @@ class Layout:
         Raises:
             KeyError, TypeError, ValueError: The tree does not describe a layout.
         """
-        groups = tuple(Group(str(g["statistic"]), str(g["site"]), tuple(map(int, g["places"]))) for g in tree["groups"])
-        families = {str(site): str(family) for site, family in tree["families"].items()}
         depth = int(tree["depth"])
-        if any(not 0 <= layer <= depth + 1 for group in groups for layer in group.layers):
-            raise ValueError("a layer that the model does not have")
-        return cls(depth, groups, families)
+        groups: list[Group] = []
+        for group in tree["groups"]:
+            layers = tuple(int(layer) for layer in group["places"])
+            # A damaged record must not write outside of the arrays that `Profiles.get` makes.
+            if any(not 0 <= layer <= depth + 1 for layer in layers):
+                raise ValueError("a layer that the model does not have")
+            groups.append(Group(str(group["statistic"]), str(group["site"]), layers))
+        families = {str(site): str(family) for site, family in tree["families"].items()}
+        return cls(depth, tuple(groups), families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,8 @@ class Profiles:
 
     def select(self, names: Sequence[str]) -> Profiles:
         keep = [group.statistic in names for group in self.layout.groups]
-        groups = tuple(group for group, kept in zip(self.layout.groups, keep, strict=True) if kept)
+        groups = tuple(group for group in self.layout.groups if group.statistic in names)
+        # Each group has a column for each of its layers.
         columns = np.repeat(np.array(keep, dtype=bool), [len(group.layers) for group in self.layout.groups])
         return Profiles(Layout(self.layout.depth, groups, self.layout.families), self.steps, self.values[:, columns])
 
@@ -125,14 +134,17 @@ def join(parts: Iterable[Profiles]) -> list[Profiles]:
     """Concatenate the parts that have the same layout, each sorted by step."""
     groups: list[list[Profiles]] = []
     for part in parts:
-        group = next((group for group in groups if group[0].layout == part.layout), None)
-        if group is None:
-            groups.append([part])
+        for group in groups:
+            if group[0].layout == part.layout:
+                group.append(part)
+                break
         else:
-            group.append(part)
+            groups.append([part])
     joined: list[Profiles] = []
     for group in groups:
         steps = np.concatenate([part.steps for part in group])
+        values = np.concatenate([part.values for part in group])
+        # Stable, so that of two parts with the same step the later part stays behind.
         order = np.argsort(steps, kind="stable")
-        joined.append(Profiles(group[0].layout, steps[order], np.concatenate([part.values for part in group])[order]))
+        joined.append(Profiles(group[0].layout, steps[order], values[order]))
     return joined

@@ -309,7 +309,9 @@ class EarlyPlacement(AlgebraPlacement):
     def without_defaults(self, depth: int) -> Self:
         """As the base class; also unset `early_blocks` if it is the row's number."""
         reduced = super(EarlyPlacement, self).without_defaults(depth)
-        return replace(reduced, early_blocks=None) if self.early_blocks == self.early.blocks(depth) else reduced
+        if self.early_blocks == self.early.blocks(depth):
+            return replace(reduced, early_blocks=None)
+        return reduced
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """As the base class; also reject `early_blocks` above the depth."""
@@ -351,7 +353,9 @@ class FirstBlockPlacement(AlgebraPlacement):
     def row(self) -> Row:
         row = ROWS_BY_NAME[self.name]
         variant = row.variants.get(self.first_block)
-        return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
+        if variant is None:
+            return row
+        return replace(row, formula=variant.formula, early=variant.early)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -70,7 +70,9 @@ class AttnRes(Placement):
     def without_defaults(self, depth: int) -> Self:
         """As the base class; also unset `every` if it is the default at this depth."""
         reduced = super(AttnRes, self).without_defaults(depth)
-        return replace(reduced, every=None) if self.every == default_interval(depth) else reduced
+        if self.every == default_interval(depth):
+            return replace(reduced, every=None)
+        return reduced
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return AttnResWiring(layer, depth, self.every or default_interval(depth), width, make_norm)

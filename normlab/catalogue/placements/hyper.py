@@ -327,12 +327,14 @@ class ManifoldHC(IdentityHC):
 
     @property
     def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        own = super(ManifoldHC, self).weights_formula
-        own = own.replace("rms(", "rms_eps_outside(") if self.variant == "megatron" else own
+        formula = super(ManifoldHC, self).weights_formula
+        if self.variant == "megatron":
+            formula = formula.replace("rms(", "rms_eps_outside(")
         scores = "(scale[2] * w[..., 2 * streams:] + base[2 * streams:]).unflatten(-1, (streams, streams))"
         if self.variant != "transformers_5_8_0":
-            return f"{own}; c = sinkhorn({scores}, iterations)"
-        return f"{own.replace('b = 2 * ', 'b = 1e-6 + ')}; c = sinkhorn({scores}, iterations, of_sigmoid=True)"
+            return f"{formula}; c = sinkhorn({scores}, iterations)"
+        formula = formula.replace("b = 2 * ", "b = 1e-6 + ")
+        return f"{formula}; c = sinkhorn({scores}, iterations, of_sigmoid=True)"
 
     def normed(self, x: Tensor) -> Tensor:
         return rms_normed(x, eps_outside=self.variant == "megatron")
@@ -373,7 +375,9 @@ class ComputedWeights(MixedStreams):
         a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)
         a_BTn1 = (torch.sigmoid(a) + EPS)[..., None]
         c_BTnn = self.mixing_matrix(*c)
-        return a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1), self.writing(b)
+        # One product reads the input of the sub-layer and mixes the streams.
+        reading = a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1)
+        return reading, self.writing(b)
 
 
 class WeightedStreams(nn.Module):

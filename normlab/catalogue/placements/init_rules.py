@@ -7,6 +7,7 @@ from a normal distribution with mean 0. Biases start at 0; a norm sets its own g
 Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,12 +69,13 @@ def standard_deviations(name: str, *, depth: int, width: int, mlp_width: int, vo
     """
     rule = INIT_RULES[name]
     fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
-    return [
-        rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
-        for role in ROLES
-        for layer in ([0] if role in EMBEDDINGS else range(1, depth + 1))
-        for fan_in, fan_out in fans
-    ]
+    deviations: list[float] = []
+    for role in ROLES:
+        layers = [0] if role in EMBEDDINGS else range(1, depth + 1)
+        for layer, (fan_in, fan_out) in itertools.product(layers, fans):
+            weight = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)
+            deviations.append(rule(weight))
+    return deviations
 
 
 @init_rule

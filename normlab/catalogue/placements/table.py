@@ -40,7 +40,9 @@ def over_root_of_depth(layer: int, depth: int) -> float:
 
 def smaller_with_depth(layer: int, depth: int) -> float:
     """Initial value in LayerScale: 0.1 up to 18 blocks, 1e-5 up to 24, then 1e-6; 19 to 23 are our choice."""
-    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+    if depth <= 18:
+        return 0.1
+    return 1e-5 if depth <= 24 else 1e-6
 
 
 def first_block_only(depth: int) -> int:

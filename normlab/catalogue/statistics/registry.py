@@ -62,8 +62,10 @@ def sizes(of: str) -> list[Statistic]:
     """Return the statistics of size of the residual stream, or of what a sub-layer adds to it."""
     tensor, is_stream = TENSORS[of], of == "resid"
     # Of a sub-layer's output W&B receives the size only.
-    sent_of_stream = LAYERS if is_stream else ""
-    note = " In pre-norm it grows with depth, in post-norm it has the size of the gain." if is_stream else ""
+    sent_of_stream = nonfinite_sent = note = ""
+    if is_stream:
+        sent_of_stream, nonfinite_sent = LAYERS, LARGEST
+        note = " In pre-norm it grows with depth, in post-norm it has the size of the gain."
     return [
         Statistic(
             name=f"{of}_rms", sent=LAYERS, shown=is_stream, of=of, unit="1", merge="rms", value=SIZES["rms"],
@@ -83,7 +85,7 @@ def sizes(of: str) -> list[Statistic]:
             source="after Sun et al. 2024, arXiv:2402.17762 (massive activations)",
         ),
         Statistic(
-            name=f"{of}_nonfinite", sent=LARGEST if is_stream else "", of=of, unit="1", merge="mean",
+            name=f"{of}_nonfinite", sent=nonfinite_sent, of=of, unit="1", merge="mean",
             value=SIZES["nonfinite"],
             formula="share of tokens whose mean_d x^2 is not finite in float32",
             question=f"In which layer does {tensor} become NaN or infinite first when a run diverges?",

@@ -1,6 +1,6 @@
 """What a study is: a question, grids of runs, and claims, each with an estimator and a criterion.
 
-A study is one file in this folder, or in a plugin, that calls `register_study`. Everything that decides a verdict is
+A study is one file in `claims/`, or in a plugin, that calls `register_study`. Everything that decides a verdict is
 data: the grids, the estimators, the criteria and the controls have a text, which `normlab study show` prints, and a
 hash, which the sweep's plan keeps.
 """
@@ -224,6 +224,7 @@ def register_study(study: Study) -> Study:
 
 
 def load_studies() -> None:
-    package = importlib.import_module("normlab.studies")
+    """Register the studies of the package: import each file of `claims/`."""
+    package = importlib.import_module("normlab.studies.claims")
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"normlab.studies.{module.name}")
+        importlib.import_module(f"{package.__name__}.{module.name}")

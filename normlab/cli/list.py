@@ -1,8 +1,6 @@
 """`normlab list`."""
 
-import inspect
 import shutil
-import sys
 from typing import Annotated, Any, Literal
 
 from typer import Argument
@@ -69,7 +67,9 @@ def list_(
 
         return echo(render(_names(name), format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "estimators":
-        return echo(render(_estimators(), format), keep="\n")
+        from normlab.studies.base import estimator_rows
+
+        return echo(render(estimator_rows(), format), keep="\n")
     if what == "formulas":
         from normlab.catalogue.placements.formula import rows
 
@@ -133,22 +133,6 @@ def _names(name: str | None) -> list[dict[str, Any]]:
     if name is not None and name not in known:
         raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
     return [*name_entries(name)]
-
-
-def _estimators() -> list[dict[str, Any]]:
-    """Return the classes of which the claims of studies are made: estimators, and the measures that most take."""
-    from normlab.studies.base import load_studies
-
-    load_studies()
-    return [
-        {"kind": kind, "name": name, "module": module, "computes": (inspect.getdoc(each) or "").split("\n\n")[0]}
-        for kind, method in (("estimator", "estimate"), ("measure", "value"))
-        for module in sorted(each for each in sys.modules if each.startswith("normlab.studies."))
-        for name, each in inspect.getmembers(sys.modules[module], inspect.isclass)
-        if callable(getattr(each, method, None))
-        and each.__module__ == module
-        and not getattr(each, "_is_protocol", False)
-    ]
 
 
 def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *, as_text: bool) -> list[str] | str:

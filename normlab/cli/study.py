@@ -66,7 +66,7 @@ def list_() -> None:
 def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
     """Print the plan of a study: its claims, criteria and power, and its grids with the runs of the choosing seeds."""
     from normlab.studies.base import LOOKS
-    from normlab.studies.judge import GOOD_POWER, largest_deviation
+    from normlab.studies.power import GOOD_POWER, largest_deviation
     from normlab.studies.run import Attempt, check_arms
 
     study = _find(name, overrides)
@@ -121,9 +121,10 @@ def replicate(
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run the criterion of a study again on other seeds, or resume that, and add both verdicts to its report."""
+    from normlab.studies.evidence import attempts_of
     from normlab.studies.judge import is_finished
     from normlab.studies.report import folder_of, read_report
-    from normlab.studies.run import REPLICATION, attempts_of
+    from normlab.studies.run import REPLICATION
 
     first = int(seeds) if is_whole_number(seeds) else 0
     if seeds == "fresh":
@@ -153,8 +154,9 @@ def _test(
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE, with_checksum
+    from normlab.studies.evidence import check_records, read_evidence, verify_blocks
     from normlab.studies.judge import open_claims
-    from normlab.studies.run import Attempt, check_arms, check_records, read_evidence, verify_blocks
+    from normlab.studies.run import Attempt, check_arms
     from normlab.sweeps.stored_plan import all_completed
 
     study = _find(name, overrides)
@@ -203,8 +205,8 @@ def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "r
 
 
 def _report(study: Study, results_dir: str) -> None:
+    from normlab.studies.evidence import attempts_of, read_evidence
     from normlab.studies.report import folder_of, write_report
-    from normlab.studies.run import attempts_of, read_evidence
 
     attempts = attempts_of(study, results_dir)
     for attempt in attempts:

@@ -7,6 +7,7 @@ hash, which the sweep's plan keeps.
 
 import hashlib
 import importlib
+import inspect
 import math
 import pkgutil
 import shlex
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.base.errors import ConfigError
 from normlab.base.plugins import claim_name, plugin_file
-from normlab.studies.estimators import Bounds, Estimate, Estimator
+from normlab.studies.estimate import Bounds, Estimate, Estimator
+from normlab.studies.measures import Measure
 
 PROTOCOL = 4
 """Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
@@ -62,24 +64,35 @@ class Criterion:
         least, most = self.limits
         if math.isinf(most):
             return f"at least {least:g}"
-        return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
+        if math.isinf(least):
+            return f"at most {most:g}"
+        return f"between {least:g} and {most:g} (two one-sided tests)"
 
     def verdict(self, interval: Callable[[float], Bounds], alpha: float = LEVEL) -> str:
         """Return the verdict at a significance level, from the interval of an estimate at each level."""
-        (least, most), (low, high) = self.limits, interval(alpha)
+        least, most = self.limits
+        low, high = interval(alpha)
         if low > most or high < least:
             return REFUTED
+        # Of two one-sided tests both must hold, so that each may have the whole level: the interval is narrower.
         low, high = interval(min(1.0, alpha * self.sides))
-        return SUPPORTED if least <= low and high <= most else UNDECIDED
+        if least <= low and high <= most:
+            return SUPPORTED
+        return UNDECIDED
 
     def p_value(self, estimate: Estimate) -> float:
         """Return the smallest significance level at which the estimate is judged, at most 1."""
+        # Bisection of the logarithm of the level: intervals narrow as the level rises, so that a claim that is decided
+        # at one level is decided at all higher ones.
         low, high = -12.0, 0.0
         if self.verdict(estimate.interval, 10.0**high) == UNDECIDED:
             return 1.0
         while high - low > 1e-6:
             middle = (low + high) / 2
-            low, high = (middle, high) if self.verdict(estimate.interval, 10.0**middle) == UNDECIDED else (low, middle)
+            if self.verdict(estimate.interval, 10.0**middle) == UNDECIDED:
+                low = middle
+            else:
+                high = middle
         return 10.0**high
 
 
@@ -188,11 +201,13 @@ class Study:
 
     def criterion_text(self) -> str:
         """Return all that decides the verdicts: the protocol, grids, claims, estimators, criteria and controls."""
+        # Its hash is in the plans of trained runs and in reports: another word here makes all of them amended.
         lines = [f"protocol {PROTOCOL}, {CHOOSING_SEEDS} choosing seeds, looks {LOOKS}, level {LEVEL}"]
         lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids]
         for kind, claims in (("claim", self.claims), ("control", self.controls)):
-            for c in claims:
-                lines.append(f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect}")
+            for claim in claims:
+                estimator, criterion = repr(claim.estimator), repr(claim.criterion)
+                lines.append(f"{kind} {claim.name}: {claim.text} {estimator} {criterion} {claim.effect}")
         return "\n".join(lines)
 
     @property
@@ -215,6 +230,7 @@ def register_study(study: Study) -> Study:
     Raises:
         ConfigError: The name is taken or is no identifier, or two claims have the same name.
     """
+    # An equal study may be registered again, as by a notebook's cell that runs twice.
     claim_name("study", study.name, known=STUDIES.get(study.name, study) != study)
     names = [claim.name for claim in (*study.claims, *study.controls)]
     if len(set(names)) < len(names):
@@ -228,3 +244,19 @@ def load_studies() -> None:
     package = importlib.import_module("normlab.studies.claims")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def estimator_rows() -> list[dict[str, str]]:
+    """Return a row of `normlab list estimators` for each estimator and measure of the package."""
+    package = importlib.import_module("normlab.studies")
+    # Every file, so that an estimator is listed before a study uses it.
+    names = sorted(module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
+    rows: list[dict[str, str]] = []
+    for kind, interface in (("estimator", Estimator), ("measure", Measure)):
+        for name in names:
+            for class_name, listed in inspect.getmembers(importlib.import_module(name), inspect.isclass):
+                is_defined_here = listed.__module__ == name
+                if is_defined_here and issubclass(listed, interface) and listed is not interface:
+                    first_paragraph = (inspect.getdoc(listed) or "").split("\n\n")[0]
+                    rows.append({"kind": kind, "name": class_name, "module": name, "computes": first_paragraph})
+    return rows

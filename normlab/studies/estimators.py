@@ -1,165 +1,43 @@
-"""Estimators of a study: each returns an estimate with its confidence sequence, from the judged runs of some arms.
+"""The estimators of most claims: contrasts of arms, slopes over an option, and shares of seeds.
 
-An estimator is data (a frozen dataclass), so that a criterion has a text and a hash. Its intervals hold at every number
-of seeds at once (`analysis/sequences.py`), so that a study may stop when its claims are decided.
+Others are in `over_grid.py` (from all runs of each seed) and `noise.py` (of the noise over seeds).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 
-from normlab.analysis.arms import StudyRuns
-from normlab.analysis.cells import count_bad
+from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.contrasts import slope_weights, weighted_sums
-from normlab.analysis.intervals import Replicate, design_of
 from normlab.analysis.rate_range import by_seed, complete_seeds
-from normlab.analysis.sequences import mean_sequence, share_sequence
 from normlab.analysis.settings import LR
 from normlab.base.errors import ConfigError
 from normlab.store.format import DIVERGED
 from normlab.store.record import RunRecord
-from normlab.studies.measures import FINAL_LOSS, Measure, least_of, values_of
+from normlab.studies.estimate import (
+    Bounds,
+    Estimate,
+    Estimator,
+    contrast,
+    cut_at,
+    exponential,
+    mean_over_rates,
+    minus_text,
+    outcomes,
+    share,
+)
+from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
-Bounds = tuple[float, float]
-T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
-BETS = "confidence sequence of a share, by bets (Robbins 1970)"
-
-
-def no_bounds(alpha: float) -> Bounds:
-    return -math.inf, math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    value: float
-    interval: Callable[[float], Bounds] = no_bounds
-    """The interval at a significance level: of 95 % at 0.05."""
-    n: int = 0
-    """Number of seeds (of runs, for shares)."""
-    method: str = ""
-    """What the interval is."""
-    deviation: float | None = None
-    """Standard deviation over seeds of the quantity whose mean is `value`."""
-    seeds: Mapping[str, float] = field(default_factory=dict)
-    diverged: int = 0
-    bad: int = 0
-    """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
-    left_out: int = 0
-    """Number of seeds that are not in the mean, because a run diverged or has not learned."""
-    undefined: int = 0
-    """Number of seeds without the quantity, because a run lacks the measure."""
-    rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The learning rates that were used, by arm."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """The interval of 95 %."""
-        return self.interval(0.05)
-
-
-class Estimator(Protocol):
-    """Estimates one quantity from the runs of a study."""
-
-    @property
-    def every_rate(self) -> bool:
-        """Whether it needs the runs of the judging seeds at every learning rate of the grid."""
-        ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def quantity(self) -> str:
-        """The name of the estimate with its unit, for an axis."""
-        ...
-
-    def estimate(self, runs: StudyRuns) -> Estimate: ...
-
-
-def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
-    """Return the mean of a quantity over independent seeds.
-
-    NaN without an interval if there is no seed, or if the quantity of one is NaN.
-
-    Raises:
-        ConfigError: Seeds of weights and of data are crossed, so that the values depend on each other.
-    """
-    if design_of(values).crossed:
-        raise ConfigError("a study needs independent seeds: leave out data.seed, or give each run its own")
-    numbers, undefined = list(values.values()), sum(map(math.isnan, values.values()))
-    if undefined or not numbers:
-        return Estimate(math.nan, n=len(numbers), undefined=undefined)
-    return Estimate(
-        math.fsum(numbers) / len(numbers), partial(mean_sequence, numbers), len(numbers), T_SEQUENCE,
-        float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None,
-        {f"{a}" if a == b else f"{a}/{b}": value for (a, b), value in values.items()},
-    )  # fmt: skip
-
-
-def contrast(tables: Sequence[Mapping[Replicate, float]], weights: Sequence[float]) -> Estimate:
-    """Return the mean over seeds of the weighted sum of the arms' values.
-
-    A seed of which a value is infinite is left out.
-    """
-    shared = set.intersection(*map(set, tables))
-    finite = {seed for seed in shared if not any(math.isinf(arm[seed]) for arm in tables)}
-    kept = [{seed: value for seed, value in arm.items() if seed in finite} for arm in tables]
-    return replace(over_seeds(weighted_sums(weights, kept)), left_out=len(shared) - len(finite))
-
-
-def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:
-    """Return the mean of a measure over the learning rates of each seed that has all of them."""
-    rates = sorted({run.lr for run in runs})
-    by_rate = [values_of(measure, [run for run in runs if run.lr == lr]) for lr in rates]
-    shared = set.intersection(*map(set, by_rate)) if by_rate else set()
-    return {seed: math.fsum(values[seed] for values in by_rate) / len(rates) for seed in sorted(shared, key=str)}
-
-
-def cut_at(estimate: Estimate, least: float) -> Estimate:
-    """Return the estimate with intervals that end at the lowest possible value; they hold the truth as often as before.
-
-    They stay as they are where no lowest value is known (-inf).
-    """
-    if math.isinf(least) or not estimate.method:
-        return estimate
-
-    def interval(alpha: float) -> Bounds:
-        low, high = estimate.interval(alpha)
-        return max(low, least), high
-
-    method = f"{estimate.method}, cut at {least:g}, the lowest possible value"
-    return replace(estimate, interval=interval, method=method)
-
-
-def exponential(estimate: Estimate) -> Estimate:
-    """Return the estimate of exp(x) from that of x."""
-
-    def exp(value: float) -> float:
-        return math.exp(value) if value < 700 else math.inf
-
-    def interval(alpha: float) -> Bounds:
-        low, high = estimate.interval(alpha)
-        return exp(low), exp(high)
-
-    seeds = {seed: exp(value) for seed, value in estimate.seeds.items()}
-    return replace(estimate, value=exp(estimate.value), seeds=seeds, interval=interval)
-
-
-def outcomes(runs: Sequence[RunRecord]) -> dict[str, int]:
-    return {"diverged": sum(run.result == DIVERGED for run in runs), "bad": count_bad(runs)}
-
-
-def minus_text(other: str | None) -> str:
-    return f", minus that of [{other}]" if other else ""
+DIFFERENCES = {1: "", 2: "difference in ", 4: "difference of differences in "}
+RATIOS = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
+"""What a contrast is called, by its number of arms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
+class Contrast(Estimator):
     """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
     An arm's value is the mean over its chosen learning rates (`Arm.chosen_lrs`). Seeds are left out of which a run
@@ -172,65 +50,88 @@ class Contrast:
     is_ratio: bool = False
     """Whether the measure is a logarithm, and the estimate exp of the contrast: a ratio."""
 
-    every_rate = False
-
     @property
     def text(self) -> str:
-        terms = " ".join(
-            f"{'+' if w > 0 else '-'} {'' if abs(w) == 1 else f'{abs(w):g} '}[{arm}]" for arm, w in self.weights.items()
-        )
-        name = f"{'exp of the ' if self.is_ratio else ''}mean over seeds of {self.measure.text}"
-        return f"{name}: {terms.removeprefix('+ ')}; mean over the chosen learning rates"
+        terms: list[str] = []
+        for arm, weight in self.weights.items():
+            sign = "+" if weight > 0 else "-"
+            factor = "" if abs(weight) == 1 else f"{abs(weight):g} "
+            terms.append(f"{sign} {factor}[{arm}]")
+        exp = "exp of the " if self.is_ratio else ""
+        total = " ".join(terms).removeprefix("+ ")
+        return f"{exp}mean over seeds of {self.measure.text}: {total}; mean over the chosen learning rates"
 
     @property
     def quantity(self) -> str:
-        what, arms = self.measure.text, len(self.weights)
+        measured, arms = self.measure.text, len(self.weights)
         if not self.is_ratio:
-            differences = {1: "", 2: "difference in ", 4: "difference of differences in "}
-            return differences.get(arms, "contrast of ") + what
-        ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
-        return ratios.get(arms, "exp of a contrast of ") + what.removeprefix("ln(").removesuffix(")")
+            return DIFFERENCES.get(arms, "contrast of ") + measured
+        return RATIOS.get(arms, "exp of a contrast of ") + measured.removeprefix("ln(").removesuffix(")")
 
     @property
     def least(self) -> float:
         """The lowest possible value of the mean of a single arm, before exp; -inf for differences."""
-        return least_of(self.measure) if [*self.weights.values()] == [1.0] else -math.inf
+        return self.measure.least if [*self.weights.values()] == [1.0] else -math.inf
 
-    def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
-        """Return the estimate; with `best_only` that of the best learning rate of each arm alone."""
-        arms = [runs.arm(where) for where in self.weights]
-        judged = [[run for run in arm.judged() if not best_only or run.lr == arm.best_lr] for arm in arms]
-        found = contrast([mean_over_rates(self.measure, runs) for runs in judged], [*self.weights.values()])
-        found = cut_at(found, self.least)
-        rates = {arm.where: arm.chosen_lrs for arm in arms}
-        found = replace(found, rates=rates, **outcomes([run for runs in judged for run in runs]))
-        return exponential(found) if self.is_ratio else found
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        arms = self._arms(runs)
+        return self._mean(arms, [arm.judged() for arm in arms])
 
-    def pilot(self, runs: StudyRuns) -> list[float]:
-        """Return the contrast of each choosing seed; where arms have one rate, of the first seeds, which judge too."""
-        arms = [runs.arm(where) for where in self.weights]
-        chosen = ([run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)] for arm in arms)
-        tables = [mean_over_rates(self.measure, runs) for runs in chosen]
-        return [*weighted_sums([*self.weights.values()], tables).values()]
+    def estimate_at_best(self, runs: StudyRuns) -> Estimate:
+        arms = self._arms(runs)
+        judged: list[list[RunRecord]] = []
+        for arm in arms:
+            judged.append([run for run in arm.judged() if run.lr == arm.best_lr])
+        return self._mean(arms, judged)
 
     def at_a_common_rate(self, runs: StudyRuns) -> tuple[float, float] | None:
         """Return the contrast of the choosing seeds with all arms at one learning rate, and that rate.
 
         None with fewer than two arms, and where a value is missing or infinite.
         """
-        arms = [runs.arm(where) for where in self.weights]
+        arms = self._arms(runs)
         lr = runs.common_lr(arms)
         if lr is None or len(arms) < 2:
             return None
-        sums = weighted_sums(
-            [*self.weights.values()], [values_of(self.measure, arm.choice.runs_at(lr)) for arm in arms]
-        )
-        value = math.fsum(sums.values()) / len(sums) if sums and all(map(math.isfinite, sums.values())) else math.nan
-        return None if math.isnan(value) else (math.exp(value) if self.is_ratio else value, lr)
+        tables = [values_of(self.measure, arm.choice.runs_at(lr)) for arm in arms]
+        sums = [*weighted_sums([*self.weights.values()], tables).values()]
+        if not sums or not all(map(math.isfinite, sums)):
+            return None
+        mean = math.fsum(sums) / len(sums)
+        return math.exp(mean) if self.is_ratio else mean, lr
+
+    @property
+    def has_power(self) -> bool:
+        return True
+
+    def pilot(self, runs: StudyRuns) -> list[float]:
+        """Return the contrast of each choosing seed; where arms have one rate, of the first seeds, which judge too."""
+        tables = []
+        for arm in self._arms(runs):
+            chosen = [run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)]
+            tables.append(mean_over_rates(self.measure, chosen))
+        return [*weighted_sums([*self.weights.values()], tables).values()]
+
+    def on_normal_scale(self, value: float) -> float:
+        if not self.is_ratio:
+            return value
+        return math.log(value) if value > 0 else -math.inf
+
+    def _arms(self, runs: StudyRuns) -> list[Arm]:
+        return [runs.arm(where) for where in self.weights]
+
+    def _mean(self, arms: Sequence[Arm], judged: Sequence[Sequence[RunRecord]]) -> Estimate:
+        """Return the contrast of some runs of each arm."""
+        tables = [mean_over_rates(self.measure, runs) for runs in judged]
+        # The bound holds for the mean of the measure, which is a logarithm if the estimate is a ratio.
+        mean = cut_at(contrast(tables, [*self.weights.values()]), self.least)
+        rates = {arm.where: arm.chosen_lrs for arm in arms}
+        mean = replace(mean, rates=rates, **outcomes([*chain(*judged)]))
+        return exponential(mean) if self.is_ratio else mean
 
 
 @dataclass(frozen=True, slots=True)
-class Slope:
+class Slope(Estimator):
     """The mean over seeds of the least-squares slope of a measure on ln(option), or on the option itself."""
 
     where: str
@@ -241,30 +142,44 @@ class Slope:
     minus: str | None = None
     """Conditions of other arms whose slope is subtracted, seed by seed."""
 
-    every_rate = False
-
     @property
     def text(self) -> str:
         return f"{self.quantity}, mean over seeds: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:
-        return f"slope of {self.measure.text} on {f'ln({self.over})' if self.is_log else self.over}"
+        x = f"ln({self.over})" if self.is_log else self.over
+        return f"slope of {self.measure.text} on {x}"
 
-    def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
-        """Return the contrast of all levels that is the least-squares slope; `best_only` as for `Contrast`."""
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        return self._contrast(runs).estimate(runs)
+
+    def estimate_at_best(self, runs: StudyRuns) -> Estimate:
+        return self._contrast(runs).estimate_at_best(runs)
+
+    def _contrast(self, runs: StudyRuns) -> Contrast:
+        """Return the contrast of all levels that is the least-squares slope."""
+        weights = self._weights(runs, self.where, 1.0)
+        if self.minus is not None:
+            weights |= self._weights(runs, self.minus, -1.0)
+        return Contrast(weights, self.measure)
+
+    def _weights(self, runs: StudyRuns, where: str, sign: float) -> dict[str, float]:
+        """Return the weight of the arm of each level: w_i = (x_i - mean x) / sum_j (x_j - mean x)^2, times a sign."""
+        if self.over == LR:
+            runs.arm_of_grid(where)  # so that a best learning rate at the edge of this range makes the claim void
+        levels = runs.levels(where, self.over)
+        x = np.log(levels) if self.is_log else levels
         weights: dict[str, float] = {}
-        for where, sign in ((self.where, 1.0), *([(self.minus, -1.0)] if self.minus is not None else [])):
-            if self.over == LR:
-                runs.arm_of_grid(where)  # so that a best learning rate at the edge of this range makes the claim void
-            levels = runs.levels(where, self.over)
-            for level, slope in zip(levels, slope_weights(np.log(levels) if self.is_log else levels), strict=True):
-                weights[",".join(filter(None, [where, f"{self.over}={level:.17g}"]))] = sign * slope
-        return Contrast(weights, self.measure).estimate(runs, best_only=best_only)
+        for level, weight in zip(levels, slope_weights(x), strict=True):
+            # All digits: the condition must select the level exactly.
+            of_level = f"{self.over}={level:.17g}"
+            weights[f"{where},{of_level}" if where else of_level] = sign * weight
+        return weights
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Share(Estimator):
     """The share of seeds that have not learned.
 
     A run has learned if it finished with a loss below the band around the unigram entropy. With `minus`, the difference
@@ -288,47 +203,59 @@ class Share:
 
     @property
     def text(self) -> str:
-        rate = "learning rate" if self.lr == "every" else "chosen learning rate"
-        seeds = (
-            f"whose runs at every {rate} are {' or '.join(self.states)}" if self.states else f"that learn at no {rate}"
-        )
+        rate = "learning rate" if self.every_rate else "chosen learning rate"
+        seeds = f"that learn at no {rate}"
+        if self.states:
+            seeds = f"whose runs at every {rate} are {' or '.join(self.states)}"
         return f"share of seeds {seeds}: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:
-        return ("difference in the " if self.minus else "") + self.text.partition(":")[0]
+        name = self.text.partition(":")[0]
+        return f"difference in the {name}" if self.minus else name
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        select = runs.arm if self.lr == "chosen" else runs.arm_of_grid
-        arms = [select(where) for where in (self.where, self.minus) if where is not None]
-        judged = [[*chain(*complete_seeds(arm.runs).values())] if self.lr == "every" else arm.judged() for arm in arms]
-        rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.chosen_lrs for arm in arms}
-        groups = [self._counted(each) for each in judged]
-        if not all(groups):
+        arms = [self._arm(runs, self.where)]
+        if self.minus is not None:
+            arms.append(self._arm(runs, self.minus))
+        judged = [self._judged(arm) for arm in arms]
+        rates = {arm.where: arm.learning_rates if self.every_rate else arm.chosen_lrs for arm in arms}
+        counted = [self._counted(runs_of_arm) for runs_of_arm in judged]
+        if not all(counted):
             return Estimate(math.nan, rates=rates)
-        shares = [share(sum(group), len(group)) for group in groups]
-        found = shares[0] if len(shares) == 1 else _difference(*shares)
-        diverged = sum(run.result == DIVERGED for each in judged for run in each)
-        return replace(found, rates=rates, bad=sum(map(sum, groups)), diverged=diverged)
+        shares = [share(sum(seeds), len(seeds)) for seeds in counted]
+        estimate = shares[0] if self.minus is None else _difference(*shares)
+        diverged = sum(run.result == DIVERGED for run in chain(*judged))
+        return replace(estimate, rates=rates, bad=sum(map(sum, counted)), diverged=diverged)
+
+    def _arm(self, runs: StudyRuns, where: str) -> Arm:
+        # At every rate of the grid an arm may leave an option free: its runs count together.
+        return runs.arm_of_grid(where) if self.every_rate else runs.arm(where)
+
+    def _judged(self, arm: Arm) -> list[RunRecord]:
+        # No seed is set apart where nothing is chosen; a seed that lacks a rate may have learned there.
+        return [*chain(*complete_seeds(arm.runs).values())] if self.every_rate else arm.judged()
 
     def _counted(self, runs: Sequence[RunRecord]) -> list[bool]:
-        return [
-            all(run.result in self.states if self.states else not run.has_learned for run in each)
-            for each in by_seed(runs).values()
-        ]
+        """Return of each seed whether it counts."""
+        counted: list[bool] = []
+        for seed_runs in by_seed(runs).values():
+            if self.states:
+                counted.append(all(run.result in self.states for run in seed_runs))
+            else:
+                counted.append(not any(run.has_learned for run in seed_runs))
+        return counted
 
 
-def share(count: int, n: int) -> Estimate:
-    return Estimate(count / n, partial(share_sequence, count, n), n, f"{BETS}, {count} of {n}")
-
-
-def _difference(share: Estimate, other: Estimate) -> Estimate:
+def _difference(share: Estimate, subtracted: Estimate) -> Estimate:
     def interval(alpha: float) -> Bounds:
-        (low, high), (other_low, other_high) = share.interval(alpha / 2), other.interval(alpha / 2)
-        return low - other_high, high - other_low
+        # By Bonferroni's inequality both intervals hold with a probability of 1 - alpha or more.
+        low, high = share.interval(alpha / 2)
+        subtracted_low, subtracted_high = subtracted.interval(alpha / 2)
+        return low - subtracted_high, high - subtracted_low
 
-    method = f"{share.method} minus {other.method.rpartition(', ')[2]}"
-    return Estimate(share.value - other.value, interval, share.n + other.n, method)
+    method = f"{share.method} minus {subtracted.method.rpartition(', ')[2]}"
+    return Estimate(share.value - subtracted.value, interval, share.n + subtracted.n, method)
 
 
 # Contrasts with a name

@@ -12,6 +12,7 @@ from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
 from normlab.studies.base import AT_BEST, SETTINGS
 from normlab.studies.report_format import read_stored_report
+from normlab.studies.simulations import choice_of_rates
 
 DECIDED = ("supported", "refuted")
 LOW_POWER = 0.3
@@ -51,25 +52,6 @@ initialisation, and differences of a tenth of a nat/token, where the noise over 
 differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models only:
 outlier channels, attention sinks, loss spikes of long runs.
 """
-CHOICE_OF_RATES = """\
-The choice of learning rates adds to it. `scripts/prove/study_characteristics.py` simulates two arms with the same
-losses at every rate. Each has some other rates beside its best one, all with a loss that is higher by the same 0 to 4
-standard deviations over seeds, and with the noise of the best rate or three times as much. Losses are normal, and
-independent over seeds and rates. The share of studies that decide for the one arm, at worst; as many decide for the
-other:
-
-| other rates | equal noise | three times the noise |
-| --- | --- | --- |
-| 1 | 2.9 % | 6.4 % |
-| 2 | 5.3 % | 10.5 % |
-| 4 | 8.0 % | 15.5 % |
-| 6 | 11.1 % | 18.4 % |
-
-An arm's loss is what six seeds of tuning find, not its best possible one: against an arm with the same best loss and no
-other rate near it, an arm of this family is judged worse in at most 18 % of studies if the noise is equal, and in 44 %
-if it is three times as large.
-"""
-"""What the rule of the chosen learning rates does at worst, as the script prints it."""
 
 
 def write_index(folder: Path) -> None:
@@ -78,16 +60,21 @@ def write_index(folder: Path) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    parts, reports = [], []
+    parts: list[str] = []
+    reports: list[dict[str, Any]] = []
     for path in sorted(folder.glob(f"*/{REPORT_FILE}")):
         try:
             report = read_stored_report(path)
-            parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
+            section = _section(report | {"folder": path.parent.name})
+            parts.append("\n".join(printable(line) for line in section))
         except StoreError as error:
+            # One damaged report, perhaps somebody else's, must not hide the others.
             warn(f"{folder / 'README.md'} leaves out {error}")
         else:
             reports.append(report)
-    text = as_text("\n".join([INTRODUCTION, *([_rate(reports)] if reports else []), *parts]) + "\n")
+    if reports:
+        parts.insert(0, _summary(reports))
+    text = as_text("\n".join([INTRODUCTION, *parts]) + "\n")
     write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
 
@@ -99,53 +86,84 @@ def as_text(markdown: str) -> str:
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a Markdown table; the first row is the head."""
     for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]):
-        yield f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in row)} |"
+        # A "|" inside a cell would end it: Markdown needs a backslash before it.
+        cells = [printable(cell).replace("|", "\\|") for cell in row]
+        yield f"| {' | '.join(cells)} |"
+
+
+COLUMNS = ("claim", "source", "verdict", "estimate, interval", "criterion", "n", "replicated?", "other settings")
 
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
     folder, attempts = report["folder"], report["attempts"]
     first, plugins = attempts[0], plugins_argument(attempt["plugins"] for attempt in attempts)
     yield from (f"## {report['question']}", "")
+    runs = sum(attempt["runs"] for attempt in attempts)
+    tokens = sum(attempt["tokens"] for attempt in attempts)
     yield (
-        f"{sum(each['runs'] for each in attempts)} runs, {sum(each['tokens'] for each in attempts):,.0f} tokens. "
+        f"{runs} runs, {tokens:,.0f} tokens. "
         f"[Report]({folder}/README.md), [picture]({folder}/verdicts.svg). "
         f"`{command(report['study'], first['setting'], first['first_seed'])}{plugins}`, "
         f"`normlab study replicate {report['study']} --seeds fresh{plugins}`."
     )
     yield ""
-    rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n", "replicated?", "other settings")]
-    for index, row in enumerate(first["claims"]):
-        others = [(each, each["claims"][index]) for each in attempts[1:]]
-        fresh = [_again(row, other) for each, other in others if each["setting"] == first["setting"]]
-        elsewhere = [(each["setting"], other) for each, other in others if each["setting"] != first["setting"]]
-        settings = [f"{setting}: {other['verdict']}" for setting, other in elsewhere]
-        holds = len({setting for setting, _ in elsewhere}) == len(SETTINGS) - 1
-        holds = holds and row["verdict"] in DECIDED and all(other["verdict"] == row["verdict"] for _, other in others)
-        verdict = f"**{row['verdict']}**" + row["verdict_in_words"].removeprefix(row["verdict"])
-        verdict += ", in all settings" if holds else ""
-        verdict += "" if _is_counted(row) else "; power below 30 %"
-        rows.append(
-            (
-                row["text"], row["source"], verdict, _both(row), row["criterion"], str(row["n"]),
-                "; ".join(fresh), "; ".join(settings),
-            )
-        )  # fmt: skip
+    rows: list[Sequence[str]] = [COLUMNS]
+    rows += [_claim_row(attempts, index) for index in range(len(first["claims"]))]
     yield from table_lines(rows)
     for row in first["claims"]:
         if row["reason"]:
             yield from ("", f"{row['verdict'].capitalize()}: {row['text']} {row['reason']}.")
     controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in first["controls"]]
     yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "", f"What would change it: {report['limits']}", "")
-    if amendments := report.get("amendments"):
-        yield from ("Amended:", "", *(f"- {reason}" for reason in amendments.values()), "")
+    amendments = report.get("amendments")
+    if amendments:
+        yield from ("Amended:", "")
+        for reason in amendments.values():
+            yield f"- {reason}"
+        yield ""
+
+
+def _claim_row(attempts: Sequence[dict[str, Any]], index: int) -> Sequence[str]:
+    """Return the row of a claim: its first verdict, those of fresh seeds and those of other settings."""
+    first = attempts[0]
+    row = first["claims"][index]
+    fresh: list[str] = []
+    elsewhere: list[str] = []
+    settings: set[str] = set()
+    is_same_everywhere = row["verdict"] in DECIDED
+    for attempt in attempts[1:]:
+        again = attempt["claims"][index]
+        is_same_everywhere = is_same_everywhere and again["verdict"] == row["verdict"]
+        if attempt["setting"] == first["setting"]:
+            fresh.append(_again(row, again))
+        else:
+            elsewhere.append(f"{attempt['setting']}: {again['verdict']}")
+            settings.add(attempt["setting"])
+    verdict = f"**{row['verdict']}**" + row["verdict_in_words"].removeprefix(row["verdict"])
+    # Not of a study that was run in some settings only: the others may decide otherwise.
+    if is_same_everywhere and len(settings) == len(SETTINGS) - 1:
+        verdict += ", in all settings"
+    if not _is_counted(row):
+        verdict += "; power below 30 %"
+    return (
+        row["text"],
+        row["source"],
+        verdict,
+        _both(row),
+        row["criterion"],
+        str(row["n"]),
+        "; ".join(fresh),
+        "; ".join(elsewhere),
+    )
 
 
 def command(study: str, setting: str, first_seed: int) -> str:
     """Return the command that makes an attempt."""
-    where = "" if setting == next(iter(SETTINGS)) else f" --setting {setting}"
+    is_default = setting == next(iter(SETTINGS))
+    option = "" if is_default else f" --setting {setting}"
     if first_seed:
-        return f"normlab study replicate {study} --seeds {first_seed}{where}"
-    return f"normlab study run {study}{where}"
+        return f"normlab study replicate {study} --seeds {first_seed}{option}"
+    return f"normlab study run {study}{option}"
 
 
 def plugins_argument(plugins: Iterable[Sequence[str]]) -> str:
@@ -155,75 +173,100 @@ def plugins_argument(plugins: Iterable[Sequence[str]]) -> str:
 
 
 def _is_counted(row: dict[str, Any]) -> bool:
+    # A claim whose power is not known counts: many state no effect.
     return row["power"] is None or row["power"]["value"] >= LOW_POWER
 
 
-def _again(row: dict[str, Any], other: dict[str, Any]) -> str:
+def _again(row: dict[str, Any], again: dict[str, Any]) -> str:
     """Return how a replication on fresh seeds judged a claim: yes or no only where the first seeds decided it."""
-    verdict = other["verdict"]
+    verdict = again["verdict"]
     if row["verdict"] in DECIDED:
         verdict = "yes" if verdict == row["verdict"] else f"no, {verdict}"
-    verdict += other["verdict_in_words"].removeprefix(other["verdict"])
-    return f"{verdict}: {_both(other)}" if other["interval"] else verdict
+    verdict += again["verdict_in_words"].removeprefix(again["verdict"])
+    return f"{verdict}: {_both(again)}" if again["interval"] else verdict
 
 
 def _both(row: dict[str, Any]) -> str:
     """Return the estimate of a claim and the one at the best learning rates alone, where that is another one."""
-    return f"{row['interval']}; {AT_BEST} {row['interval_at_best']}" if row["interval_at_best"] else row["interval"]
+    if not row["interval_at_best"]:
+        return row["interval"]
+    return f"{row['interval']}; {AT_BEST} {row['interval_at_best']}"
 
 
-def _rate(reports: Sequence[dict[str, Any]]) -> str:
+def _summary(reports: Sequence[dict[str, Any]]) -> str:
     """Return how many claims are decided, how many of them in the same way again, and how many may be wrong."""
-    every = [row for report in reports for row in report["attempts"][0]["claims"]]
-    claims = [row for row in every if _is_counted(row)]
-    pairs, settings = _decided_pairs(reports, True), _decided_pairs(reports, False)
-    again = sum(row["verdict"] == other["verdict"] for row, other in pairs)
-    elsewhere = sum(len({each["setting"] for each in report["attempts"]}) > 1 for report in reports)
-    there = ""
-    if settings:
-        same = sum(row["verdict"] == other["verdict"] for row, other in settings)
-        opposite = sum(row["verdict"] != other["verdict"] in DECIDED for row, other in settings)
-        there = (
-            f": of {len(settings)} verdicts there on decided claims {same} are the same, {opposite} the opposite and "
-            f"{len(settings) - same - opposite} none (undecided or void)"
-        )
+    rows: list[dict[str, Any]] = []
+    for report in reports:
+        rows += report["attempts"][0]["claims"]
+    claims = [row for row in rows if _is_counted(row)]
     decided = [row for row in claims if row["verdict"] in DECIDED]
     undecided = sum(row["verdict"] == "undecided" for row in claims)
+    close = sum(row["p"] > CLOSE_P for row in decided)
     other_at_best = sum(row["verdict_in_words"] != row["verdict"] for row in decided)
     amended = sum(bool(report.get("amendments")) for report in reports)
-    seen = "All of them were" if amended == len(reports) else f"{amended} of them were"
-    replicated = "None is replicated"
-    if pairs:
-        known = len(pairs) - _unknown([row for row, _ in pairs])
-        replicated = (
-            f"{again} of {len(pairs)} decided claims were decided in the same way on fresh seeds; only {known} of "
-            "these have a known power"
-        )
+    amended_text = "All of them were" if amended == len(reports) else f"{amended} of them were"
     return (
         f"{len(claims)} claims count: {len(decided)} decided, {undecided} undecided, "
-        f"{len(claims) - len(decided) - undecided} void; {len(every) - len(claims)} more have a power below 30 %. "
+        f"{len(claims) - len(decided) - undecided} void; {len(rows) - len(claims)} more have a power below 30 %. "
         f"The power of {_unknown(claims)} is not known: they state no effect, their estimator has no power, or a "
-        f"choosing seed has no finite value. {replicated}. "
-        f"In {sum(row['p'] > CLOSE_P for row in decided)} of the decided claims p is above {CLOSE_P}: they are close. "
+        f"choosing seed has no finite value. {_replicated(reports)}. "
+        f"In {close} of the decided claims p is above {CLOSE_P}: they are close. "
         f"In {other_at_best} of the decided claims the interval {AT_BEST} is not on the side of the verdict. "
-        f"{elsewhere} of {len(reports)} studies were run in another setting{there}.\n\n"
+        f"{_in_other_settings(reports)}.\n\n"
         "The verdicts of a study are corrected for all its claims: with a criterion fixed beforehand, one of them or "
         f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "
-        f"{0.05 * len(reports):.2g} are expected to have a wrong one. {seen} amended after their first seeds had been "
-        f"seen, so that this holds for their fresh seeds only.\n\n{CHOICE_OF_RATES}"
+        f"{0.05 * len(reports):.2g} are expected to have a wrong one. {amended_text} amended after their first seeds "
+        f"had been seen, so that this holds for their fresh seeds only.\n\n{choice_of_rates()}"
     )
 
 
-def _decided_pairs(reports: Sequence[dict[str, Any]], in_first: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _replicated(reports: Sequence[dict[str, Any]]) -> str:
+    """Return how many decided claims were decided in the same way on fresh seeds."""
+    pairs = _decided_pairs(reports, in_first=True)
+    if not pairs:
+        return "None is replicated"
+    same = sum(row["verdict"] == again["verdict"] for row, again in pairs)
+    known = len(pairs) - _unknown([row for row, _ in pairs])
+    return (
+        f"{same} of {len(pairs)} decided claims were decided in the same way on fresh seeds; only {known} of "
+        "these have a known power"
+    )
+
+
+def _in_other_settings(reports: Sequence[dict[str, Any]]) -> str:
+    """Return how many studies were run in another setting, and how often the verdict was the same there."""
+    studies = 0
+    for report in reports:
+        settings = {attempt["setting"] for attempt in report["attempts"]}
+        studies += len(settings) > 1
+    text = f"{studies} of {len(reports)} studies were run in another setting"
+    pairs = _decided_pairs(reports, in_first=False)
+    if not pairs:
+        return text
+    same = opposite = 0
+    for row, there in pairs:
+        if there["verdict"] == row["verdict"]:
+            same += 1
+        elif there["verdict"] in DECIDED:
+            opposite += 1
+    return (
+        f"{text}: of {len(pairs)} verdicts there on decided claims {same} are the same, {opposite} the opposite and "
+        f"{len(pairs) - same - opposite} none (undecided or void)"
+    )
+
+
+def _decided_pairs(reports: Sequence[dict[str, Any]], *, in_first: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return each decided claim that counts, with its row of each later attempt in the first setting, or in another."""
-    return [
-        (row, other)
-        for report in reports
-        for each in report["attempts"][1:]
-        if (each["setting"] == report["attempts"][0]["setting"]) == in_first
-        for row, other in zip(report["attempts"][0]["claims"], each["claims"], strict=True)
-        if row["verdict"] in DECIDED and _is_counted(row)
-    ]
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for report in reports:
+        first, *later = report["attempts"]
+        for attempt in later:
+            if (attempt["setting"] == first["setting"]) != in_first:
+                continue
+            for row, again in zip(first["claims"], attempt["claims"], strict=True):
+                if row["verdict"] in DECIDED and _is_counted(row):
+                    pairs.append((row, again))
+    return pairs
 
 
 def _unknown(rows: Sequence[dict[str, Any]]) -> int:

@@ -1,13 +1,12 @@
 """Measures: one number of a run, which the estimators of a study compare over seeds.
 
-A measure is data, not code, so that a study's criterion has a text and a hash. `value` returns NaN if the run lacks the
-number, and infinity if the run diverged and the measure counts that as the worst value.
+A measure is data (a frozen dataclass), not a function, so that a study's criterion has a text and a hash.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -18,20 +17,38 @@ from normlab.store.record import RunRecord
 from normlab.store.series import evaluations
 
 
-class Measure(Protocol):
+class Measure(ABC):
+    """One number of a run. The first paragraph of its docstring is its line in `normlab list estimators`."""
+
     @property
+    @abstractmethod
     def text(self) -> str:
         """What is measured, with its unit; `ln(...)` for a logarithm."""
-        ...
 
-    def value(self, run: RunRecord) -> float: ...
+    @abstractmethod
+    def value(self, run: RunRecord) -> float:
+        """Return the number of a run.
+
+        NaN if the run lacks it; infinity if the run diverged and the measure counts that as the worst value.
+        """
+
+    @property
+    def least(self) -> float:
+        """The lowest possible value, at which the interval of a mean ends; -inf if none is known."""
+        return -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class FinalLoss:
+class FinalLoss(Measure):
     """The final loss of a run that has learned; infinite for a run that has not."""
 
-    text = "final validation loss of runs that have learned, nats/token"
+    @property
+    def text(self) -> str:
+        return "final validation loss of runs that have learned, nats/token"
+
+    @property
+    def least(self) -> float:
+        return 0.0
 
     def value(self, run: RunRecord) -> float:
         return run.loss if run.has_learned else math.inf
@@ -41,7 +58,7 @@ FINAL_LOSS = FinalLoss()
 
 
 @dataclass(frozen=True, slots=True)
-class StepsTo:
+class StepsTo(Measure):
     """The natural logarithm of the steps until an evaluation has at most a loss; infinite if none has.
 
     The steps are interpolated linearly between the two evaluations around the loss.
@@ -53,60 +70,83 @@ class StepsTo:
     def text(self) -> str:
         return f"ln(steps to validation loss {self.loss:g})"
 
+    @property
+    def least(self) -> float:
+        return 0.0  # ln of one step
+
     def value(self, run: RunRecord) -> float:
         before = None
-        for each in evaluations(run.folder):
-            if each.loss <= self.loss:
+        for evaluation in evaluations(run.folder):
+            if evaluation.loss <= self.loss:
+                # The loss before is above the target, or NaN, between which and the target no line can be drawn.
                 share = 1.0
-                if before is not None and before.loss > each.loss:
-                    share = (before.loss - self.loss) / (before.loss - each.loss)
-                start = each.step if before is None else before.step
-                return math.log(max(start + share * (each.step - start), 1))
-            before = each
+                if before is not None and before.loss > evaluation.loss:
+                    share = (before.loss - self.loss) / (before.loss - evaluation.loss)
+                start = evaluation.step if before is None else before.step
+                return math.log(max(start + share * (evaluation.step - start), 1))
+            before = evaluation
         return math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTime:
+class TokenTime(Measure):
     """The natural logarithm of the seconds per token in training: the median over the logged intervals of a run.
 
     Without the first interval, which includes the start; NaN with fewer than three.
     """
 
-    text = "ln(training time per token)"
+    @property
+    def text(self) -> str:
+        return "ln(training time per token)"
 
     def value(self, run: RunRecord) -> float:
         paces = [row["tokens_per_s"] for row in run.folder.rows("pace").rows[1:]]
-        return -math.log(float(np.median(paces))) if len(paces) > 1 else math.nan
+        if len(paces) < 2:
+            return math.nan
+        return -math.log(float(np.median(paces)))
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStatisticsLoss:
+class BatchStatisticsLoss(Measure):
     """The final loss on the validation windows with the norms in training mode (batch statistics).
 
     NaN for a norm that computes the same in both modes, whose record has none.
     """
 
-    text = "final validation loss with batch statistics, nats/token"
+    @property
+    def text(self) -> str:
+        return "final validation loss with batch statistics, nats/token"
+
+    @property
+    def least(self) -> float:
+        return 0.0
 
     def value(self, run: RunRecord) -> float:
         loss = run.status.val_loss_batch_statistics
-        return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
+        if loss is not None:
+            return loss
+        # A diverged run may lack it. Infinity leaves its seed out; NaN would leave the whole estimate undefined.
+        return run.loss if math.isinf(run.loss) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
-class EvalGap:
+class EvalGap(Measure):
     """The validation loss minus that of the same windows with the norms in training mode (batch statistics).
 
     Also of a run that counts as diverged because its validation loss is too high. NaN for a norm that computes the same
     in both modes.
     """
 
-    text = "validation loss minus the same with batch statistics, nats/token"
+    @property
+    def text(self) -> str:
+        return "validation loss minus the same with batch statistics, nats/token"
 
     def value(self, run: RunRecord) -> float:
+        # `run.loss` is infinite for every diverged run; the status has the loss that was evaluated.
         loss, in_training = run.status.val_loss, BatchStatisticsLoss().value(run)
-        return run.loss if loss is None or math.isinf(in_training) else loss - in_training
+        if loss is None or math.isinf(in_training):
+            return run.loss
+        return loss - in_training
 
 
 REDUCTIONS = {
@@ -120,9 +160,14 @@ REDUCTIONS = {
 """The reductions of a statistic over layers, and how they are named. growth: (last / first)^(1 / (L - 1)). exponent:
 the least-squares slope of ln(value) on ln(blocks before it), without the first block, which has none before it."""
 
+NON_NEGATIVE = (
+    "_rms", "_absmax", "_crest", "_kurt", "_uniform", "_ratio", "_norm", "_sink", "_frac", "_nonfinite", "_share",
+)  # fmt: skip
+"""Endings of the names of statistics that have no negative values."""
+
 
 @dataclass(frozen=True, slots=True)
-class Statistic:
+class Statistic(Measure):
     """A statistic of a run at one measured step, reduced over layers (and sites) to one number.
 
     NaN if the run has not measured it.
@@ -144,18 +189,24 @@ class Statistic:
         name = f"{self.name}{site}, {REDUCTIONS[self.over]}, at the {self.at} measured step"
         return f"ln({name})" if self.log else name
 
+    @property
+    def least(self) -> float:
+        # A logarithm and the slope of logarithms take either sign.
+        if self.log or self.over == "exponent" or not self.name.endswith(NON_NEGATIVE):
+            return -math.inf
+        return 0.0
+
     def value(self, run: RunRecord) -> float:
         try:
-            found = history(read_statistics(run.folder, [], self.name), self.name)
+            histories = history(read_statistics(run.folder, [], self.name), self.name)
         except NormlabError:  # the arm's verdict is void
             return math.nan
         index = {"first": 0, "last": -1}[self.at]
-        values = [
-            float(value)
-            for each in found
-            if self.site in ("", each.site) and each.steps
-            for value in np.atleast_1d(each.values[index])[_blocks(each)]
-        ]
+        values: list[float] = []
+        for site_history in histories:
+            if self.site in ("", site_history.site) and site_history.steps:
+                by_layer = np.atleast_1d(site_history.values[index])
+                values += by_layer[_blocks(site_history)].tolist()
         reduced = self._reduce(values) if values else math.nan
         if not self.log:
             return reduced
@@ -164,8 +215,10 @@ class Statistic:
     def _reduce(self, values: list[float]) -> float:
         if self.over == "last":
             return values[-1]
-        if self.over in ("median", "max"):
-            return float({"median": np.nanmedian, "max": np.nanmax}[self.over](values))
+        if self.over == "median":
+            return float(np.nanmedian(values))
+        if self.over == "max":
+            return float(np.nanmax(values))
         if self.over == "exponent":
             slope = np.polyfit(np.log(np.arange(1, len(values))), np.log(values[1:]), 1)[0]
             return float(slope)
@@ -175,29 +228,14 @@ class Statistic:
         return ratio ** (1 / (len(values) - 1)) if ratio > 0 else math.nan
 
 
-def _blocks(each: History) -> list[int]:
+def _blocks(site_history: History) -> list[int]:
     """Return the layers that are blocks, in order; layer 0 is the embeddings, the last layer the head."""
-    if each.values.ndim == 1:
+    if site_history.values.ndim == 1:
         return [0]
-    return [layer for layer in each.layers if 0 < layer < each.values.shape[1] - 1] or each.layers
-
-
-NON_NEGATIVE = (
-    "_rms", "_absmax", "_crest", "_kurt", "_uniform", "_ratio", "_norm", "_sink", "_frac", "_nonfinite", "_share",
-)  # fmt: skip
-"""Endings of the names of statistics that have no negative values."""
-
-
-def least_of(measure: Measure) -> float:
-    """Return the lowest possible value of a measure, or -inf if none is known."""
-    if isinstance(measure, FinalLoss | BatchStatisticsLoss):
-        return 0.0
-    if isinstance(measure, StepsTo):
-        return 0.0  # ln of one step
-    if isinstance(measure, Statistic):
-        is_signed = measure.log or measure.over == "exponent" or not measure.name.endswith(NON_NEGATIVE)
-        return -math.inf if is_signed else 0.0
-    return -math.inf
+    head = site_history.values.shape[1] - 1
+    blocks = [layer for layer in site_history.layers if 0 < layer < head]
+    # A site of the embeddings or of the head alone has no block.
+    return blocks or site_history.layers
 
 
 def values_of(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
 from normlab.analysis.intervals import Replicate
-from normlab.studies.estimators import Bounds, Estimate, contrast, mean_over_rates, share
+from normlab.store.record import Setting
+from normlab.studies.estimate import Bounds, Estimate, Estimator, contrast, mean_over_rates, share
 from normlab.studies.measures import FINAL_LOSS
 
 JUDGED = 8
@@ -17,13 +17,14 @@ JUDGED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
+class Deviation(Estimator):
     """The standard deviation over judging seeds of the final loss at one learning rate; chi-squared interval."""
 
     where: str
 
-    every_rate = False
-    quantity = "standard deviation over seeds of the final validation loss, nats/token"
+    @property
+    def quantity(self) -> str:
+        return "standard deviation over seeds of the final validation loss, nats/token"
 
     @property
     def text(self) -> str:
@@ -36,7 +37,7 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviationRatio:
+class DeviationRatio(Estimator):
     """The ratio of the standard deviations of two arms with one learning rate each; F interval.
 
     The interval assumes independent arms; it is too wide if equal seeds give similar losses.
@@ -45,27 +46,32 @@ class DeviationRatio:
     where: str
     over: str
 
-    every_rate = False
-    quantity = "ratio of two standard deviations over seeds of the final validation loss"
+    @property
+    def quantity(self) -> str:
+        return "ratio of two standard deviations over seeds of the final validation loss"
 
     @property
     def text(self) -> str:
         return f"{self.quantity}: [{self.where}] over [{self.over}]"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        above, below = (Deviation(where).estimate(runs) for where in (self.where, self.over))
+        above, below = Deviation(self.where).estimate(runs), Deviation(self.over).estimate(runs)
+        n = min(above.n, below.n)
         if not (math.isfinite(above.value) and math.isfinite(below.value)):
-            return Estimate(math.nan, n=min(above.n, below.n))
+            return Estimate(math.nan, n=n)
         ratio = above.value / below.value
 
         def interval(alpha: float) -> Bounds:
             from scipy.stats import f
 
-            low, high = (ratio / math.sqrt(f.ppf(q, above.n - 1, below.n - 1)) for q in (1 - alpha / 2, alpha / 2))
-            return low, high
+            # The ratio of the variances, over that of the true ones, has an F distribution with n - 1 degrees of
+            # freedom each: its upper quantile gives the lower bound.
+            upper = f.ppf(1 - alpha / 2, above.n - 1, below.n - 1)
+            lower = f.ppf(alpha / 2, above.n - 1, below.n - 1)
+            return ratio / math.sqrt(upper), ratio / math.sqrt(lower)
 
         method = "F, at a fixed number of seeds"
-        return Estimate(ratio, interval, min(above.n, below.n), method, rates={**above.rates, **below.rates})
+        return Estimate(ratio, interval, n, method, rates={**above.rates, **below.rates})
 
 
 def deviation(losses: Sequence[float]) -> Estimate:
@@ -78,14 +84,15 @@ def deviation(losses: Sequence[float]) -> Estimate:
     sd = float(np.std(losses, ddof=1))
 
     def interval(alpha: float) -> Bounds:
-        low, high = (sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (1 - alpha / 2, alpha / 2))
-        return low, high
+        # (n - 1) sd^2, over the true variance, has a chi-squared distribution with n - 1 degrees of freedom.
+        upper, lower = float(chi2.ppf(1 - alpha / 2, n - 1)), float(chi2.ppf(alpha / 2, n - 1))
+        return sd * math.sqrt((n - 1) / upper), sd * math.sqrt((n - 1) / lower)
 
     return Estimate(sd, interval, n, "chi-squared, at a fixed number of seeds")
 
 
 @dataclass(frozen=True, slots=True)
-class FalsePositives:
+class FalsePositives(Estimator):
     """How often the whole procedure finds a difference between an arm and itself: its interval of 95 % excludes 0.
 
     The seeds are split at random into two groups. Each group chooses learning rates on its first seeds and is judged on
@@ -95,8 +102,13 @@ class FalsePositives:
     where: str
     draws: int = 1000
 
-    every_rate = True
-    quantity = "share of random splits with a difference"
+    @property
+    def every_rate(self) -> bool:
+        return True
+
+    @property
+    def quantity(self) -> str:
+        return "share of random splits with a difference"
 
     @property
     def text(self) -> str:
@@ -112,14 +124,20 @@ class FalsePositives:
         rejected = 0
         for _ in range(self.draws):
             seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
-            found = contrast([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0))
-            low, high = found.bounds
+            halves = seeds[:half], seeds[half : 2 * half]
+            difference = contrast([_judged_by_position(arm, group) for group in halves], (1.0, -1.0))
+            low, high = difference.bounds
             rejected += low > 0 or high < 0
         return share(rejected, self.draws)
 
 
-def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[Replicate, float]:
+def _judged_by_position(arm: Arm, seeds: Sequence[Setting]) -> dict[Replicate, float]:
     """Return the judged losses of some seeds of an arm by the position of the seed."""
     group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
     losses = mean_over_rates(FINAL_LOSS, group.judged())
-    return {(index, index): losses[seed, seed] for index, seed in enumerate(seeds) if (seed, seed) in losses}
+    # A contrast pairs equal seeds, and the two halves have none in common: their positions are paired instead.
+    by_position: dict[Replicate, float] = {}
+    for position, seed in enumerate(seeds):
+        if (seed, seed) in losses:
+            by_position[position, position] = losses[seed, seed]
+    return by_position

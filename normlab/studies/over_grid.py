@@ -1,4 +1,4 @@
-"""An estimator from all runs of each seed: the sensitivity to the learning rate, or the highest rate that learns."""
+"""Estimators from all runs of each seed: sensitivity to the learning rate, highest and best learning rate."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,11 @@ from normlab.analysis.contrasts import slope_weights
 from normlab.analysis.intervals import Replicate
 from normlab.analysis.rate_range import HIGHEST, NEAR, complete_seeds, log_highest_rate, sensitivity
 from normlab.base.errors import ConfigError, unknown
-from normlab.studies.estimators import (
+from normlab.store.record import RunRecord
+from normlab.studies.estimate import (
     Bounds,
     Estimate,
+    Estimator,
     cut_at,
     exponential,
     minus_text,
@@ -29,7 +31,7 @@ NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class OverGrid:
+class OverGrid(Estimator):
     """One number of each seed from all of its runs in an arm, and the mean over seeds; with `minus`, the difference.
 
     sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
@@ -47,15 +49,18 @@ class OverGrid:
     where: str
     minus: str | None = None
 
-    every_rate = True
-
     def __post_init__(self) -> None:
         if self.number not in NUMBERS:
             raise ConfigError(f"OverGrid: {unknown('number', self.number, NUMBERS)}")
 
     @property
+    def every_rate(self) -> bool:
+        return True
+
+    @property
     def text(self) -> str:
         mean, minus = "mean", minus_text(self.minus)
+        # Rates are averaged as logarithms, and exp of a difference of means is a ratio.
         if self.number == "highest_rate":
             mean, minus = "geometric mean", minus.replace("minus", "over", 1)
         return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
@@ -63,8 +68,9 @@ class OverGrid:
     @property
     def quantity(self) -> str:
         if self.number == "highest_rate":
-            return f"{'ratio of the ' if self.minus else ''}{NUMBERS[self.number]}"
-        return f"{'difference in ' if self.minus else ''}S, nats/token"
+            name = NUMBERS[self.number]
+            return f"ratio of the {name}" if self.minus else name
+        return "difference in S, nats/token" if self.minus else "S, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate over the seeds that have all runs of the grid.
@@ -72,37 +78,56 @@ class OverGrid:
         Raises:
             ConfigError: No run of an arm has learned: a flat curve would have a small S.
         """
-        arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
+        arms = [runs.arm_of_grid(self.where)]
+        if self.minus is not None:
+            arms.append(runs.arm_of_grid(self.minus))
         for arm in arms:
-            if any(run.has_loss for run in arm.runs) and not any(run.has_learned for run in arm.runs):
+            is_started = any(run.has_loss for run in arm.runs)
+            if is_started and not any(run.has_learned for run in arm.runs):
                 raise ConfigError(f"no run of [{arm.where}] has learned")
-        by_arm = [complete_seeds(arm.runs) for arm in arms]
-        number = log_highest_rate if self.number == "highest_rate" else sensitivity
-        values: dict[Replicate, float] = {}
-        for seed in sorted(set.intersection(*map(set, by_arm)), key=str):
-            of_seed = [each[seed] for each in by_arm]
-            found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
-            values[seed] = found[0] - sum(found[1:])
         rates = {arm.where: arm.learning_rates for arm in arms}
-        estimate = replace(over_seeds(values), rates=rates, **outcomes([run for arm in arms for run in arm.runs]))
+        estimate = replace(over_seeds(self._values(arms)), rates=rates, **_outcomes_of(arms))
         if self.number == "highest_rate":
             return exponential(_open_ended(estimate, arms))
         return estimate if self.minus else cut_at(estimate, 0.0)
 
+    def _values(self, arms: Sequence[Arm]) -> dict[Replicate, float]:
+        """Return the number of each seed that all arms have: of the first arm, minus that of the second."""
+        number = log_highest_rate if self.number == "highest_rate" else sensitivity
+        runs_by_seed = [complete_seeds(arm.runs) for arm in arms]
+        values: dict[Replicate, float] = {}
+        for seed in sorted(set.intersection(*map(set, runs_by_seed)), key=str):
+            # A seed that learns nowhere in one arm is compared with the lowest loss of the other.
+            first, last = runs_by_seed[0][seed], runs_by_seed[-1][seed]
+            values[seed] = number(first, last)
+            if len(arms) > 1:
+                values[seed] -= number(last, first)
+        return values
+
+
+def _outcomes_of(arms: Sequence[Arm]) -> dict[str, int]:
+    return outcomes([run for arm in arms for run in arm.runs])
+
 
 def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
     """Return the estimate without a bound on a side where the highest rate of an arm may be outside its grid."""
-    above, below = zip(*(HIGHEST.cut_off(complete_seeds(arm.runs).values()) for arm in arms), strict=True)
+    may_be_below = may_be_above = False
+    for index, arm in enumerate(arms):
+        above, below = HIGHEST.cut_off(complete_seeds(arm.runs).values())
+        if index > 0:  # the ratio falls where the rate of the second arm rises
+            above, below = below, above
+        may_be_above |= above
+        may_be_below |= below
 
     def interval(alpha: float) -> Bounds:
         low, high = estimate.interval(alpha)
-        return -math.inf if below[0] or any(above[1:]) else low, math.inf if above[0] or any(below[1:]) else high
+        return -math.inf if may_be_below else low, math.inf if may_be_above else high
 
     return replace(estimate, interval=interval)
 
 
 @dataclass(frozen=True, slots=True)
-class BestRateSlope:
+class BestRateSlope(Estimator):
     """The mean over seeds of the least-squares slope of ln(best learning rate) on ln(option).
 
     The best learning rate of a seed at a level of the option is the vertex of the parabola through the lowest loss and
@@ -115,7 +140,9 @@ class BestRateSlope:
     """The full name of a numeric option, such as `model.depth`."""
     minus: str | None = None
 
-    every_rate = True
+    @property
+    def every_rate(self) -> bool:
+        return True
 
     @property
     def text(self) -> str:
@@ -126,36 +153,50 @@ class BestRateSlope:
         return f"slope of ln(best learning rate) on ln({self.over})"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        slopes, rates, used = [], {}, []
-        for where in (self.where, self.minus):
-            if where is None:
-                continue
-            levels = runs.levels(where, self.over)
-            arms = [runs.arm_of_grid(f"{where},{self.over}={level:.17g}") for level in levels]
-            used += [run for arm in arms for run in arm.runs]
-            rates |= {arm.where: arm.learning_rates for arm in arms}
-            best = [_best_rates(arm) for arm in arms]
-            weights = slope_weights(np.log(levels))
-            shared = set.intersection(*map(set, best))
-            slopes.append({seed: math.fsum(w * b[seed] for w, b in zip(weights, best, strict=True)) for seed in shared})
-        seeds = sorted(set.intersection(*map(set, slopes)), key=str)
-        values = {seed: slopes[0][seed] - sum(slope[seed] for slope in slopes[1:]) for seed in seeds}
-        return replace(over_seeds(values), rates=rates, **outcomes(used))
+        arms, slopes = self._slopes(runs, self.where)
+        subtracted: dict[Replicate, float] = {}
+        if self.minus is not None:
+            more_arms, subtracted = self._slopes(runs, self.minus)
+            arms += more_arms
+            slopes = {seed: slope for seed, slope in slopes.items() if seed in subtracted}
+        values: dict[Replicate, float] = {}
+        for seed in sorted(slopes, key=str):
+            values[seed] = slopes[seed] - subtracted.get(seed, 0.0)
+        rates = {arm.where: arm.learning_rates for arm in arms}
+        return replace(over_seeds(values), rates=rates, **_outcomes_of(arms))
+
+    def _slopes(self, runs: StudyRuns, where: str) -> tuple[list[Arm], dict[Replicate, float]]:
+        """Return the arm of each level, and the slope of each seed that learns at all levels."""
+        levels = runs.levels(where, self.over)
+        arms = [runs.arm_of_grid(f"{where},{self.over}={level:.17g}") for level in levels]
+        best = [_best_rates(arm) for arm in arms]
+        weights = slope_weights(np.log(levels))
+        slopes: dict[Replicate, float] = {}
+        for seed in set.intersection(*map(set, best)):
+            terms = [weight * rates[seed] for weight, rates in zip(weights, best, strict=True)]
+            slopes[seed] = math.fsum(terms)
+        return arms, slopes
 
 
 def _best_rates(arm: Arm) -> dict[Replicate, float]:
     """Return ln of the best learning rate of each seed that has all runs of the arm and learns."""
     x = np.log(arm.learning_rates)
-    found: dict[Replicate, float] = {}
+    best: dict[Replicate, float] = {}
     for seed, runs in complete_seeds(arm.runs).items():
-        losses = [run.loss if run.has_learned else math.inf for run in sorted(runs, key=lambda run: run.lr)]
+        losses = [_loss_if_learned(run) for run in sorted(runs, key=lambda run: run.lr)]
         if not any(map(math.isfinite, losses)):
             continue
         i = int(np.argmin(losses))
+        best[seed] = float(x[i])
         around = losses[max(i - 1, 0) : i + 2]
-        if len(around) < 3 or not all(map(math.isfinite, around)):
-            found[seed] = float(x[i])
-            continue
-        a, b, _ = np.polyfit(x[i - 1 : i + 2] - x[i], around, 2)
-        found[seed] = float(x[i] - b / (2 * a)) if a > 0 else float(x[i])
-    return found
+        # A parabola needs a loss on either side: at the end of a grid, or beside a run that has not learned, there is
+        # none, and the rate of the grid stays.
+        if len(around) == 3 and all(map(math.isfinite, around)):
+            a, b, _ = np.polyfit(x[i - 1 : i + 2] - x[i], around, 2)
+            if a > 0:
+                best[seed] = float(x[i] - b / (2 * a))
+    return best
+
+
+def _loss_if_learned(run: RunRecord) -> float:
+    return run.loss if run.has_learned else math.inf

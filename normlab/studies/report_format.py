@@ -1,16 +1,24 @@
-"""The types of report.json, which may be a stranger's: a reader gets these, or an error that names the file."""
+"""The types of report.json, what is written into it of a verdict, and its reading.
+
+The file may be a stranger's: a reader gets these types, or an error that names the file.
+"""
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-from normlab.base.errors import StoreError
+from normlab.base.errors import StoreError, counted
 from normlab.base.parsing import leaves
 from normlab.store.format import REPORT_FILE
 from normlab.store.reading import HOW_TO_FIX, Count, damaged, read_record
-from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID
+from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID, Claim
+from normlab.studies.estimate import Estimate
+from normlab.studies.judge import AtBest, Judgement, Verdicts
+from normlab.studies.power import Power
 
 Text = Annotated[str, msgspec.Meta(max_length=2**16)]
 Setting = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SETTINGS)})$")]
@@ -95,6 +103,10 @@ class StoredReport(TypedDict):
     amendments: NotRequired[dict[str, Text]]
 
 
+FIELDS = ("n", "method", "deviation", "seeds", "diverged", "bad", "left_out", "rates")
+"""The fields of an estimate that a report keeps, besides the value and the intervals."""
+LEVELS = (0.05, 0.10)
+"""Significance levels of the intervals in a report."""
 LARGEST = 1e100
 """Largest finite number of a report: the sum of such numbers, which a figure needs, is finite."""
 
@@ -109,17 +121,102 @@ def read_stored_report(path: Path) -> dict[str, Any]:
     study = path.absolute().parent.name
     if report["study"] != study:
         raise StoreError(f"{path}: is of study {report['study']!a:.80}, not of {study}; {HOW_TO_FIX[REPORT_FILE]}")
-    first = report["attempts"][0]
-    problem = ""
-    for attempt in report["attempts"]:
-        for kind in ("claims", "controls"):
-            if [row["claim"] for row in attempt[kind]] != [row["claim"] for row in first[kind]]:
-                problem = f"its attempts have different {kind}"
-        if not all(math.isfinite(loss) for arm in attempt["arms"] for loss in arm["losses"].values()):
-            problem = "an arm has a loss that is not finite"
-    numbers = (value for value in leaves(report) if isinstance(value, float))
-    if any(math.isfinite(number) and abs(number) > LARGEST for number in numbers):
-        problem = f"it has a number above {LARGEST:g}"
+    problem = _problem(report)
     if problem:
         raise damaged(path, problem)
     return report
+
+
+def _problem(report: dict[str, Any]) -> str:
+    """Return what no report has, although its types are right, or an empty text."""
+    problem = ""
+    first = report["attempts"][0]
+    for attempt in report["attempts"]:
+        # A page has the verdicts of all attempts on a claim in one line, by the place of the claim.
+        for kind in ("claims", "controls"):
+            if [row["claim"] for row in attempt[kind]] != [row["claim"] for row in first[kind]]:
+                problem = f"its attempts have different {kind}"
+        for arm in attempt["arms"]:
+            if not all(map(math.isfinite, arm["losses"].values())):
+                problem = "an arm has a loss that is not finite"
+    for number in leaves(report):
+        if isinstance(number, float) and math.isfinite(number) and abs(number) > LARGEST:
+            problem = f"it has a number above {LARGEST:g}"
+    return problem
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The verdicts of an attempt, and what a report keeps of its runs."""
+
+    setting: str
+    first_seed: int
+    verdicts: Verdicts
+    runs: int
+    tokens: float
+    devices: Sequence[str]
+    corpora: Sequence[str]
+    plugins: Sequence[str]
+    shared: Mapping[str, Any]
+    """The options of model and training that all runs share."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.setting}, seeds from {self.first_seed} on"
+
+    @property
+    def description(self) -> str:
+        """What was run, in one sentence."""
+        devices, corpora = ", ".join(self.devices), ", ".join(self.corpora)
+        runs = counted(self.runs, "run")
+        return f"{self.label}: {runs}, {self.tokens:,.0f} tokens, on {devices}; corpus {corpora}."
+
+
+FACTS = ("setting", "first_seed", "runs", "tokens", "devices", "corpora", "plugins", "shared")
+"""The fields of `Tested` that report.json keeps as they are."""
+
+
+def as_row(judgement: Judgement) -> dict[str, Any]:
+    """Return the row of a verdict in a report, a `StoredClaim`."""
+    claim, estimate = judgement.claim, judgement.estimate
+    row: dict[str, Any] = {
+        "claim": claim.name,
+        "text": claim.text,
+        "source": claim.source,
+        "verdict": judgement.verdict,
+        "verdict_in_words": judgement.verdict_in_words,
+        "reason": judgement.reason,
+        "interval": judgement.interval,
+        "interval_at_best": judgement.interval_at_best,
+        "estimator": claim.estimator.text,
+        "criterion": claim.criterion.text,
+        "estimate": estimate.value,
+        "intervals": [list(estimate.interval(alpha)) for alpha in LEVELS],
+    }
+    for name in FIELDS:
+        row[name] = getattr(estimate, name)
+    row |= {"effect": claim.effect, "p": judgement.p, "power": None, "at_best": None, "at_common_rate": None}
+    if judgement.power is not None:
+        row["power"] = asdict(judgement.power)
+    if judgement.at_best is not None:
+        row["at_best"] = asdict(judgement.at_best)
+    if judgement.common is not None:
+        row["at_common_rate"] = list(judgement.common)
+    return row
+
+
+def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
+    """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
+    intervals = {alpha: (low, high) for alpha, (low, high) in zip(LEVELS, row["intervals"], strict=True)}
+    kept = {name: row[name] for name in FIELDS}
+    return Judgement(
+        claim,
+        verdict=row["verdict"],
+        reason=row["reason"],
+        # The intervals of other levels are not known: a report is drawn, and not judged again.
+        estimate=Estimate(row["estimate"], intervals.__getitem__, **kept),
+        p=row["p"],
+        power=Power(**row["power"]) if row["power"] else None,
+        at_best=AtBest(**row["at_best"]) if row["at_best"] else None,
+        common=tuple(row["at_common_rate"]) if row["at_common_rate"] else None,
+    )

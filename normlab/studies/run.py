@@ -1,35 +1,30 @@
-"""Plan, train and read the grids of a study. Its sweeps are ordinary ones: they resume, and pack, and run on Slurm."""
+"""Plan the grids of a study. Its sweeps are ordinary ones: they resume, and pack, and run on Slurm."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
-from normlab.analysis.comparability import intact_runs
 from normlab.base.errors import ConfigError, StoreError
-from normlab.config.schema import canonical_hash
-from normlab.store.format import CHECKS_FILE
-from normlab.store.plans import Plan, has_plan, read_plan, study_note, study_of, sweep_folder
-from normlab.store.query import Selection, select_runs
-from normlab.store.reading import HOW_TO_FIX, read_record
+from normlab.config.schema import RunConfig, canonical_hash
+from normlab.store.plans import has_plan, study_note, study_of, sweep_folder
 from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.studies.base import LOOKS, SETTINGS, Claim, Grid, Study
 
 if TYPE_CHECKING:
-    from normlab.config.schema import RunConfig
     from normlab.config.sweep_options import SweepOptions
     from normlab.sweeps.plan import PlannedSweep
 
-    Composed = tuple[list[str], RunConfig]
+Composed = tuple[list[str], RunConfig]
+"""The overrides of a run, and its config."""
 
 ALLOWED = (
     "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
@@ -60,8 +55,9 @@ class Attempt:
     @property
     def blocks(self) -> list[range]:
         """The seeds of each block: the choosing seeds, then those of each look."""
-        ends = [0, CHOOSING_SEEDS, *(CHOOSING_SEEDS + n for n in LOOKS)]
-        return [range(self.first_seed + a, self.first_seed + b) for a, b in pairwise(ends)]
+        ends = [0, CHOOSING_SEEDS]
+        ends += [CHOOSING_SEEDS + n for n in LOOKS]
+        return [range(self.first_seed + start, self.first_seed + end) for start, end in pairwise(ends)]
 
     def sweep_folder(self, grid: Grid, block: range) -> Path:
         name = f"study-{self.study.name}-{grid.name}-{self.setting}-{block.start}"
@@ -69,8 +65,13 @@ class Attempt:
 
     def folders(self) -> list[Path]:
         """Return the folders of the sweeps that have been planned."""
-        every = [self.sweep_folder(grid, block) for block in self.blocks for grid in self.study.grids]
-        return [folder for folder in every if has_plan(folder)]
+        planned: list[Path] = []
+        for block in self.blocks:
+            for grid in self.study.grids:
+                folder = self.sweep_folder(grid, block)
+                if has_plan(folder):
+                    planned.append(folder)
+        return planned
 
     def check_plans(self) -> None:
         """Check that no plan is lost: without its runs, a verdict would be of other seeds.
@@ -80,8 +81,10 @@ class Attempt:
         """
         for grid in self.study.grids:
             folders = [self.sweep_folder(grid, block) for block in self.blocks]
-            last = max((index for index, folder in enumerate(folders) if os.path.isdir(folder)), default=-1)
-            for folder in folders[: last + 1]:
+            # Blocks are planned in order, so that each one before the last folder had a plan.
+            while folders and not os.path.isdir(folders[-1]):
+                folders.pop()
+            for folder in folders:
                 if not has_plan(folder):
                     raise StoreError(
                         f"{folder}: has no plan, and its runs are part of the study; `normlab study run "
@@ -126,13 +129,18 @@ class Attempt:
 
         note = study_note(self.study.name, self.study.criterion_hash())
         grids = list(self.compose(block, overrides))
-        planned = [_planned(config) for _, _, composed in grids for _, config in composed]
-        needed = None if block == self.blocks[0] else set(_needed(claims, planned, results))
+        planned: list[RunRecord] = []
+        for _, _, composed in grids:
+            planned += [_planned(config) for _, config in composed]
+        needed = {run.run_id for run in planned}
+        if block != self.blocks[0]:
+            needed = set(_needed(claims, planned, results))
         for grid, options, composed in grids:
-            kept = [each for each in composed if needed is None or each[1].config_hash in needed]
+            kept = [(run_overrides, config) for run_overrides, config in composed if config.config_hash in needed]
             if kept:
                 sweep = make_plan(options, kept, design=design_of(self.overrides_of(grid, block, overrides)))
                 notes = sweep.plan.notes
+                # A sweep that was planned before keeps the criterion of that time, so that a change is found.
                 if criterion_of(notes) is None:
                     sweep = replace(sweep, plan=replace(sweep.plan, notes=[*notes, note]))
                 yield PlannedGrid(options, kept, sweep)
@@ -142,9 +150,10 @@ def _needed(claims: Sequence[Claim], planned: Sequence[RunRecord], results: Sequ
     """Yield the hash of each planned config that an estimate uses: at the chosen learning rates, or at all of them."""
     recorded = StudyRuns(results)
     for claim in claims:
-        used = StudyRuns(planned)
-        claim.estimator.estimate(used)
-        for where, arm in used.used.items():
+        runs = StudyRuns(planned)
+        # Planned runs have no loss, but the estimator takes the same arms from them, which are then in `used`.
+        claim.estimator.estimate(runs)
+        for where, arm in runs.used.items():
             lrs = set(arm.learning_rates)
             if len(lrs) > 1 and not claim.estimator.every_rate:
                 lrs = set(recorded.arm_of_grid(where).chosen_lrs)
@@ -173,6 +182,7 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
         ConfigError: No run meets the conditions of an arm, they leave an option free, or the arms of a claim differ in
             compute or data by an option that no condition names; the message names the claim.
     """
+    # Grids may share runs, which are trained once.
     by_identity = {canonical_hash(config.identity()): config for config in configs}
     planned = [_planned(config) for config in by_identity.values()]
     for claim in (*study.claims, *study.controls):
@@ -199,138 +209,6 @@ def _planned(config: RunConfig) -> RunRecord:
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
-    found = study_of(notes)
-    return None if found is None else found[1]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockChecks:
-    sweep: str
-    """The name of the sweep in whose folder they are; empty before they are written."""
-    checked: list[str]
-    failed: dict[str, str]
-    """The first failed check of a block, by its name."""
-
-
-def verify_blocks(composed: Sequence[Composed]) -> BlockChecks:
-    """Check the blocks of some runs by `normlab verify`."""
-    from normlab.verify.selection import checks_of_run
-
-    blocks = {block_of(config, config.init_rule): config for _, config in composed}
-    wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
-    return BlockChecks("", list(wrong), {block: each[0] for block, each in wrong.items() if each})
-
-
-def block_of(config: Any, init: str) -> str:
-    """Return the name of a block: those of its norm (or of the norm's preset), its placement and its init rule."""
-    return f"{config.norm.label} {config.placement.name} {init}"
-
-
-def block_of_run(run: RunRecord) -> str:
-    return block_of(run.config, run.machine.init)
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    results: list[RunRecord]
-    unverified: dict[str, str]
-    """The failed check of each block that fails, or that has not been checked."""
-    notes: list[str]
-    """Warnings about the records, and notes on the criterion."""
-    selection: Selection
-    missing: int
-    """Number of runs that have not started or cannot be read."""
-    damaged: dict[str, str]
-    """Why a run that has started is left out, by its id."""
-
-
-def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
-    """Return the attempts of a study that a results folder has: those of the first seeds first."""
-    found: dict[tuple[str, int], Attempt] = {}
-    names = "|".join(re.escape(grid.name) for grid in study.grids)
-    for folder in sorted(sweep_folder(results_dir, "").glob(f"study-{study.name}-*")):
-        match = re.fullmatch(rf"study-{study.name}-(?:{names})-({'|'.join(SETTINGS)})-(\d+)", folder.name)
-        if match:  # also without its plan, which `check_plans` names
-            first = int(match[2]) - int(match[2]) % REPLICATION
-            found[match[1], first] = Attempt(study, results_dir, match[1], first)
-    return [found[key] for key in sorted(found, key=lambda key: (key[1], list(SETTINGS).index(key[0])))]
-
-
-def read_evidence(attempt: Attempt) -> Evidence:
-    """Return what the records of an attempt hold.
-
-    Raises:
-        StoreError: No grid has been run.
-    """
-    study, folders = attempt.study, attempt.folders()
-    if not folders:
-        raise StoreError(
-            f"study {study.name}: {attempt.results_dir} has no sweep of setting {attempt.setting} with seeds from "
-            f"{attempt.first_seed} on; make it with `normlab study run {study.arguments}`, or `study replicate`"
-        )
-    selection = select_runs([str(folder) for folder in folders], attempt.results_dir)
-    intact, notes = intact_runs(selection.records)
-    damaged = {run.run_id: run.problem for run in selection.started if not isinstance(run, RunRecord)}
-    results: list[RunRecord] = []
-    for run in intact:
-        # A measure would take the last row that is left for the last row of the run.
-        if problem := run.folder.metrics_problem() or run.folder.statistics_problem():
-            notes.append(f"run {run.run_id} is left out: {problem}")
-            damaged[run.run_id] = problem
-        else:
-            results.append(run)
-    unverified: dict[str, str] = {}
-    for folder in folders:
-        plan = read_plan(folder)
-        notes += _criterion_notes(study, plan.notes)
-        unverified |= _unverified(folder, [run for run in results if run.run_id in ids_of(plan)])
-    missing = len(selection.records) - len(results)
-    return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, missing, damaged)
-
-
-def check_records(attempt: Attempt, evidence: Evidence, block: range) -> None:
-    """Check that the records of the seeds up to those of a block are intact, before more seeds are trained.
-
-    Raises:
-        StoreError: A run cannot be read, or its numbers are not those that were written.
-    """
-    trained: set[str] = set()
-    for earlier in attempt.blocks[: attempt.blocks.index(block) + 1]:
-        for grid in attempt.study.grids:
-            folder = attempt.sweep_folder(grid, earlier)
-            if has_plan(folder):
-                trained |= ids_of(read_plan(folder))
-    for run_id, problem in evidence.damaged.items():
-        if run_id in trained:
-            raise StoreError(f"run {run_id}: {problem}; more seeds would be trained without it, so nothing more is")
-
-
-def ids_of(plan: Plan) -> set[str]:
-    return {run.run_id for run in plan.runs}
-
-
-def _unverified(folder: Path, runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return the failed check of each block of a sweep that fails, or that has not been checked.
-
-    Raises:
-        StoreError: The checks cannot be read, or are those of another sweep.
-    """
-    path = folder / CHECKS_FILE
-    blocks = set(map(block_of_run, runs))
-    if not path.exists():
-        return dict.fromkeys(blocks, "it has not been checked")
-    checks = read_record(path, BlockChecks)
-    if checks.sweep != folder.name:
-        raise StoreError(f"{path}: is of sweep {checks.sweep}, not of {folder.name}; {HOW_TO_FIX[CHECKS_FILE]}")
-    return dict.fromkeys(blocks - set(checks.checked), "it has not been checked") | checks.failed
-
-
-def _criterion_notes(study: Study, notes: Sequence[str]) -> list[str]:
-    planned, now = criterion_of(notes), study.criterion_hash()
-    if planned == now:
-        return []
-    if planned is None:
-        return ["The plan of the runs names no criterion: they were not planned by this study."]
-    reason = study.amendments.get(planned)
-    text = f"The criterion was changed after the runs were planned ({planned}, now {now})"
-    return [f"{text}: {reason}" if reason else f"{text}, without a reason in the study's amendments."]
+    """Return the hash of the criterion in the notes of a plan, or None if no study planned it."""
+    study_and_criterion = study_of(notes)
+    return None if study_and_criterion is None else study_and_criterion[1]

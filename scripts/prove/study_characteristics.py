@@ -21,9 +21,10 @@ from normlab.analysis.arms import CHOOSING_SEEDS, chosen_lrs
 from normlab.analysis.intervals import Replicate
 from normlab.analysis.sequences import half_width
 from normlab.studies.base import LEVEL, LOOKS, AtLeast, Within
-from normlab.studies.estimators import Estimate, over_seeds, share
-from normlab.studies.judge import simulated_power
+from normlab.studies.estimate import Estimate, over_seeds, share
 from normlab.studies.noise import deviation
+from normlab.studies.power import simulated_power
+from normlab.studies.simulations import FALSE_DIFFERENCES, MOST_AGAINST_A_SHARP_ARM, MOST_FALSE_DIFFERENCES
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""
@@ -73,9 +74,6 @@ OTHERS, GAPS, NOISES = (1, 2, 3, 4, 5, 6), (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 
 """The family of arms. Most grids of the studies have five or seven rates, so that at most six are near the best one. In
 the study noise, of two rates with nearly the same loss the higher one has up to three times the noise."""
 SHARP = Arm(0, 0.0, 1.0)
-MOST_FOR_ONE_OF_TWO_EQUAL = {1.0: 0.11, 2.0: 0.16, 3.0: 0.19}
-MOST_AGAINST_A_SHARP_ONE = {1.0: 0.18, 2.0: 0.36, 3.0: 0.44}
-"""The largest shares over the family, by noise, of which the page has the first and the last (`studies/index.py`)."""
 
 
 def judged_losses(arm: Arm, draws: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -123,10 +121,11 @@ def choice_of_rates(draws: int) -> Iterator[tuple[str, float, float, float]]:
             equal[gap] = (finds_lower(a - b) + finds_lower(b - a)) / 2
             at_first[gap] = (finds_lower(first_a - first_b) + finds_lower(first_b - first_a)) / 2
             sharp[gap] = finds_lower(alone - a)
+        most_equal = FALSE_DIFFERENCES.get((others, noise), MOST_FALSE_DIFFERENCES[noise])
         for name, shares, most in (
-            ("one of two equal arms has a lower loss", equal, MOST_FOR_ONE_OF_TWO_EQUAL[noise]),
+            ("one of two equal arms has a lower loss", equal, most_equal),
             ("for comparison, at the lowest chosen rate: one of two equal arms has a lower loss", at_first, 1.0),
-            ("an arm has a higher loss than one of equal best loss", sharp, MOST_AGAINST_A_SHARP_ONE[noise]),
+            ("an arm has a higher loss than one of equal best loss", sharp, MOST_AGAINST_A_SHARP_ARM[noise]),
         ):
             gap = max(shares, key=shares.__getitem__)
             limit = most + 3 * math.sqrt(most * (1 - most) / draws)

@@ -18,11 +18,13 @@ from normlab.report.tables import FORMATS, render
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.studies.base import AtLeast, Claim, Study
-from normlab.studies.estimators import Estimate, difference
+from normlab.studies.estimate import Estimate
+from normlab.studies.estimators import difference
 from normlab.studies.index import write_index
-from normlab.studies.judge import Judgement, as_row
-from normlab.studies.report import FORMATS as FIGURES
+from normlab.studies.judge import Judgement
 from normlab.studies.report import write_report
+from normlab.studies.report_format import as_row
+from normlab.studies.verdict_figure import FORMATS as FIGURES
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
 from support.made_runs import merged

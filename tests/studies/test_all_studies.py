@@ -18,9 +18,10 @@ from normlab.report.figure_data import Figure, make_figure
 from normlab.store.query import Selection, find_runs
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
+from normlab.studies.evidence import Evidence
 from normlab.studies.judge import judge
 from normlab.studies.report import write_report
-from normlab.studies.run import Attempt, Evidence, check_arms
+from normlab.studies.run import Attempt, check_arms
 
 load_studies()
 BASELINES = {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192}

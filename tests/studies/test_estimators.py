@@ -13,14 +13,9 @@ from normlab.analysis.sequences import mean_sequence, share_sequence
 from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
-from normlab.studies.estimators import (
-    Contrast,
-    Share,
-    Slope,
-    difference,
-    over_seeds,
-)
-from normlab.studies.measures import FINAL_LOSS, EvalGap, Statistic, StepsTo, least_of
+from normlab.studies.estimate import over_seeds
+from normlab.studies.estimators import Contrast, Share, Slope, difference
+from normlab.studies.measures import FINAL_LOSS, EvalGap, Statistic, StepsTo
 from normlab.studies.noise import Deviation, FalsePositives
 from normlab.studies.over_grid import OverGrid
 
@@ -102,7 +97,7 @@ def test_an_arm_is_its_mean_over_the_chosen_learning_rates(runs, table):
     differences = (table[1, 0, 1:].mean(0) - table[0, 0, 1])[CHOOSING_SEEDS:-1]
     assert (estimate.value, estimate.n, estimate.left_out) == (pytest.approx(differences.mean()), len(differences), 1)
     assert estimate.bounds == ends(differences)
-    best = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)), best_only=True)
+    best = difference("placement=post", "placement=pre").estimate_at_best(runs(loss_in(table)))
     assert best.bounds == ends((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:])
 
 
@@ -230,7 +225,7 @@ def test_no_interval_of_a_mean_is_below_the_lowest_possible_value(runs, table):
     ],
 )
 def test_the_lowest_possible_value_of_a_measure(measure, least):
-    assert least_of(measure) == least
+    assert measure.least == least
 
 
 def test_highest_learning_rate(runs, table):

@@ -13,9 +13,12 @@ from normlab.analysis.sequences import mean_sequence
 from normlab.analysis.settings import setting
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
-from normlab.studies.estimators import Contrast, Estimate, Share, Slope, difference, over_seeds
-from normlab.studies.judge import AtBest, Judgement, as_row, from_row, is_futile, judge, largest_deviation
+from normlab.studies.estimate import Estimate, Estimator, over_seeds
+from normlab.studies.estimators import Contrast, Share, Slope, difference
+from normlab.studies.judge import AtBest, Judgement, is_futile, judge
 from normlab.studies.over_grid import OverGrid
+from normlab.studies.power import largest_deviation
+from normlab.studies.report_format import as_row, from_row
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -279,6 +282,34 @@ def test_the_largest_deviation_has_a_power_of_80_percent(criterion, effect, alph
 def test_a_claim_without_an_effect_or_within_no_reach_has_no_largest_deviation():
     for claim in (dataclasses.replace(CLAIM, effect=None), dataclasses.replace(CLAIM, effect=0.0), CONTROL):
         assert largest_deviation(claim, tests=1) is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BestLoss(Estimator):
+    """The mean loss at the best learning rate."""
+
+    where: str
+
+    @property
+    def text(self):
+        return f"loss at the best learning rate: [{self.where}]"
+
+    @property
+    def quantity(self):
+        return "loss, nats/token"
+
+    def estimate(self, runs):
+        arm = runs.arm(self.where)
+        losses = {run.replicate: run.loss for run in arm.judged() if run.lr == arm.best_lr}
+        return dataclasses.replace(over_seeds(losses), rates={self.where: arm.chosen_lrs})
+
+
+def test_an_estimator_is_a_text_a_quantity_and_an_estimate(results):
+    claim = dataclasses.replace(CLAIM, estimator=BestLoss("placement=post"), criterion=Within(2.0, 2.2))
+    judgement = verdict(dataclasses.replace(STUDY, claims=[claim]), results())
+    assert judgement.verdict == "supported"
+    assert (judgement.power, judgement.at_best, judgement.common) == (None, None, None)
+    assert largest_deviation(claim, tests=1) is None
 
 
 def test_verdicts_are_corrected_for_all_claims_of_the_study(results):

@@ -14,11 +14,13 @@ import pytest
 from normlab.base.errors import StoreError
 from normlab.store.format import with_checksum
 from normlab.studies.base import STUDIES, AtLeast, Claim, load_studies
-from normlab.studies.estimators import Contrast, Estimate, difference
+from normlab.studies.estimate import Estimate
+from normlab.studies.estimators import Contrast, difference
 from normlab.studies.index import command, write_index
 from normlab.studies.judge import AtBest, Judgement
 from normlab.studies.measures import StepsTo
-from normlab.studies.report import COLOURS, FORMATS, draw_verdicts, write_report
+from normlab.studies.report import write_report
+from normlab.studies.verdict_figure import COLOURS, FORMATS, draw_verdicts
 
 load_studies()
 COMMITTED = Path(__file__).parents[2] / "results" / "studies"

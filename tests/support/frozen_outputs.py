@@ -27,9 +27,10 @@ from normlab.store.outcome import STUCK
 from normlab.store.query import select_runs
 from normlab.studies.base import AtLeast, AtMost, Claim, Study, Within
 from normlab.studies.estimators import Contrast, Share, Slope, difference, interaction
-from normlab.studies.judge import as_row, judge
+from normlab.studies.judge import judge
 from normlab.studies.measures import Statistic, StepsTo, TokenTime
 from normlab.studies.over_grid import OverGrid
+from normlab.studies.report_format import as_row
 
 FOLDER = Path(__file__).parents[1] / "golden" / "outputs"
 ENVIRONMENT = {"COLUMNS": "160", "TZ": "UTC"}

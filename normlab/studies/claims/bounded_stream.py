@@ -5,7 +5,9 @@ from normlab.studies.estimators import Share, Slope, difference
 from normlab.studies.measures import Statistic
 from normlab.studies.over_grid import NEAR, OverGrid
 
+# The best rate of Peri-LN was 0.3 when that was the highest of the grid, which therefore goes to 3.
 GRID = f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3"
+# AdamW decays more at a higher rate, unless its decay is independent of it: the ratio of rates is claimed with both.
 FIXED = "optim.decay_mode=independent"
 PRE, PERI = (f"placement={name},optim.decay_mode=proportional" for name in ("pre", "peri"))
 PRE_FIXED, PERI_FIXED = (f"placement={name},{FIXED}" for name in ("pre", "peri"))
@@ -36,6 +38,7 @@ register_study(
             Grid("fixed_decay", f"{GRID} {FIXED} optim.weight_decay=1e-4"),
         ],
         claims=[
+            # Each slope is over a range that holds the best rate of its arm.
             Claim(
                 "pre_grows",
                 "From learning rate 1e-3 to 0.03 the stream of pre-norm grows with the rate: d ln RMS / d ln LR is 0.5 "

@@ -48,6 +48,7 @@ register_study(
             ),
         ],
         claims=[
+            # In the unit of the statistic a random vector has 1: the expected effect is a mean no larger than chance.
             Claim(
                 "zero_mean",
                 "The squared component of RMSNorm's inputs along the vector of ones is at most twice that of a random "
@@ -68,6 +69,7 @@ register_study(
         ],
         controls=[
             Claim("trains", "RMSNorm learns at depth 8.", Share(trained("rmsnorm"), lr="every"), AtMost(0.5)),
+            # It follows from random weights, so that its outcome is known.
             Claim(
                 "zero_mean_at_start",
                 "Before training the squared component of RMSNorm's inputs along the vector of ones is at most twice "

@@ -8,6 +8,7 @@ PRE = "placement=pre"
 RIGHT, WRONG = "placement=deepnorm,init=deepnorm", "placement=deepnorm,init=deepnorm_inverse"
 DEEPNET = "Wang et al. 2022, arXiv:2203.00555"
 THIS = "this project"
+# Only at depth 32 does the arm with the wrong exponent have both factors of a public code.
 DEEP, SHALLOW = "model.depth=32", "model.depth=4"
 RANGE = "five learning rates from 3e-4 to 3e-2 within 300 steps (77 thousand tokens)"
 

@@ -74,12 +74,14 @@ register_study(
             ),
         ],
         controls=[
+            # The claims compare with pre-norm, so that it must learn.
             Claim(
                 "pre_trains",
                 "At depth 16 half of the seeds of pre-norm or more learn at one or more of the five rates.",
                 Share(PRE, lr="every"),
                 AtMost(0.5),
             ),
+            # The study deepnorm claims it; here its outcome is known.
             Claim(
                 "wrong_exponent",
                 "At depth 16, with the wrong exponent, half of the seeds or more stay stuck at all five rates.",

@@ -4,6 +4,7 @@ from normlab.studies.base import NANO, AtMost, Claim, Grid, Picture, Study, With
 from normlab.studies.estimators import Share
 from normlab.studies.over_grid import BestRateSlope
 
+# One init rule for both arms, so that they differ in their scaling alone; each rate is twice the one before.
 GRID = f"{NANO} placement=pre init=gpt2 model.depth=2,4,8,16,32 optim.lr=1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2,6.4e-2"
 DEY = "Dey et al. 2025, arXiv:2505.01618"
 PLAIN, COMPLETEP = "model.scaling=none", "model.scaling=completep"
@@ -27,6 +28,7 @@ register_study(
         ),
         grids=[
             Grid("plain", f"{GRID} {PLAIN}"),
+            # The base has the width of all models, so that the depth alone is scaled.
             Grid("completep", f"{GRID} {COMPLETEP} model.base_width=32 model.base_depth=2"),
         ],
         claims=[

@@ -9,8 +9,10 @@ INIT = "model=gpt2_nano placement=pre train.steps=1 stats.every=1 optim.lr=1e-3 
 TRAIN = "model=gpt2_nano placement=pre train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
 TRAINED = ("xavier", "gpt2_scaled")
 """The init rules of the trained models. That of GPT-2 without its factor 1/sqrt(2L) is nearly the second."""
+# Each rate is twice the one before: the interval of a highest rate includes the step of the grid.
 RATES = "optim.lr=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2,6.4e-2,1.28e-1,2.56e-1,5.12e-1"
 GROWTH = Statistic("resid_rms", over="growth", at="first")
+# Under Xavier's rule the first block of a model with a norm multiplies the stream; the exponent leaves it out.
 EXPONENT = Statistic("resid_rms", over="exponent", at="first")
 THIS = "this project"
 

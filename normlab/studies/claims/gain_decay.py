@@ -16,6 +16,7 @@ INPUT, OUTPUT = ("pre", "input"), ("peri", "output")
 
 def effect_of_decay(place: tuple[str, str]) -> tuple[str, str]:
     """Return the arms with and without decay of the gains."""
+    # Ten times the decay of the matrices, so that 300 steps can show an effect.
     return arm(*place, 1.0), arm(*place, 0.0)
 
 
@@ -37,6 +38,7 @@ register_study(
         ),
         grids=[
             Grid("pre", f"{GRID} placement=pre optim.groups.gains.input.decay=0,1.0"),
+            # Peri-LN has its best learning rate ten times as high as pre-norm.
             Grid("peri", f"{GRID.replace(RATES, 'optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1')} placement=peri "
                  "optim.groups.gains.output.decay=0,1.0"),
         ],

@@ -3,9 +3,13 @@
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Contrast, Share, difference, interaction
 
+# Without the factor on the embedding no seed of Derf and DyT leaves the unigram entropy under AdamW.
 GRID = f"{NANO} placement=pre model.depth=4 model.embed_scale=50 optim=adamw,muon optim.lr=3e-3,1e-2,3e-2,1e-1,3e-1"
 SOURCE, THIS = "Abouzeid 2026, arXiv:2604.01563", "this project"
 RMSNORM = "norm=rmsnorm"
+# The source reports the growth at an alpha of 0.5; that at 0.3, which closes most of its gap, is our question.
+ALPHAS = (("grows", 0.5, SOURCE), ("grows_3", 0.3, THIS))
+OPTIMIZERS = (("adamw", "AdamW"), ("muon", "Muon"))
 
 
 def growth(norm: str) -> Contrast:
@@ -45,18 +49,17 @@ register_study(
             *(
                 Claim(
                     f"derf_{name}", f"Derf with an initial alpha of {alpha:g} loses more against RMSNorm under Muon "
-                    "than under AdamW.", growth(bounded("derf", alpha)), AtLeast(0.0), SOURCE if alpha == 0.5 else THIS,
-                    effect=0.1,
+                    "than under AdamW.", growth(bounded("derf", alpha)), AtLeast(0.0), source, effect=0.1,
                 )
-                for name, alpha in (("grows", 0.5), ("grows_3", 0.3))
+                for name, alpha, source in ALPHAS
             ),
             *(
                 Claim(
                     f"dyt_{name}", f"DyT with an initial alpha of {alpha:g} loses at most 0.05 nats/token more against "
-                    "RMSNorm under Muon than under AdamW.", growth(bounded("dyt", alpha)), AtMost(0.05),
-                    SOURCE if alpha == 0.5 else THIS, effect=0.0,
+                    "RMSNorm under Muon than under AdamW.", growth(bounded("dyt", alpha)), AtMost(0.05), source,
+                    effect=0.0,
                 )
-                for name, alpha in (("grows", 0.5), ("grows_3", 0.3))
+                for name, alpha, source in ALPHAS
             ),
             *(
                 Claim(
@@ -65,7 +68,7 @@ register_study(
                     difference(f"{bounded('derf', 0.5)},optim={optim}", f"{RMSNORM},optim={optim}"), AtLeast(0.05),
                     SOURCE, effect=0.31,
                 )
-                for optim, title in (("adamw", "AdamW"), ("muon", "Muon"))
+                for optim, title in OPTIMIZERS
             ),
             Claim(
                 "alpha", "Under Muon Derf with an initial alpha of 0.3 has a lower loss than with 0.5.",
@@ -78,7 +81,7 @@ register_study(
                 f"trains_{optim}", f"Derf with an initial alpha of 0.5 learns under {title}.",
                 Share(f"{bounded('derf', 0.5)},optim={optim}", lr="every"), AtMost(0.5),
             )
-            for optim, title in (("adamw", "AdamW"), ("muon", "Muon"))
+            for optim, title in OPTIMIZERS
         ],
         amendments={
             "0c67cfee3ed9": (

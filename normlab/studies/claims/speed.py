@@ -4,6 +4,7 @@ from normlab.studies.base import AtMost, Claim, Grid, Picture, Study, register_s
 from normlab.studies.estimators import Contrast, Share, difference
 from normlab.studies.measures import StepsTo
 
+# Evaluations every 20 steps, between which the number of steps to the target is interpolated.
 GRID = (
     "model=gpt2_nano train.steps=600 eval.every=20 stats.every=200 sweep.pack=16 placement=pre,post model.depth=2,4,6 "
     "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1"

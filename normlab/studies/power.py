@@ -1,0 +1,101 @@
+"""The power of a claim: the probability that a study supports it, if the effect that it states is true.
+
+It is found by simulation: the values of seeds are normal, and a simulated study is judged at each of its looks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from normlab.analysis.arms import StudyRuns
+from normlab.analysis.sequences import half_width
+from normlab.studies.base import LEVEL, LOOKS, Claim
+
+DRAWS = 2000
+"""Simulated studies for a power."""
+GOOD_POWER = 0.8
+SMALLEST_DEVIATION = 1e-4
+"""No smaller standard deviation between seeds is looked for, nats/token."""
+FEW_SEEDS = 8
+"""With fewer seeds a text about a power names their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The probability that a claim is supported within the seeds of a study, if its stated effect is true."""
+
+    value: float
+    low: float
+    high: float
+    """With the standard deviation at the ends of its interval of 80 %."""
+    seeds: int
+    """The number of seeds from which the standard deviation is known (`Estimator.pilot`)."""
+
+    @property
+    def text(self) -> str:
+        few = f" (sd from {self.seeds} seeds)" if self.seeds < FEW_SEEDS else ""
+        return f"{self.value:.0%}, {self.low:.0%} to {self.high:.0%}{few}"
+
+
+def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
+    """Return the power of a claim; None without a stated effect, and for an estimator that has none.
+
+    The quantity of a seed is normal, with the standard deviation of the choosing seeds at the chosen learning rates.
+    The significance level is that of the smallest p-value of `tests` claims, LEVEL / tests.
+    """
+    from scipy.stats import chi2
+
+    pilot = claim.estimator.pilot(runs)
+    if claim.effect is None or len(pilot) < 2 or not all(map(math.isfinite, pilot)):
+        return None
+    n, sd = len(pilot), float(np.std(pilot, ddof=1))
+    # The interval of a standard deviation of normal values. The larger deviation gives the smaller power.
+    largest_sd = sd * math.sqrt((n - 1) / float(chi2.ppf(0.1, n - 1)))
+    smallest_sd = sd * math.sqrt((n - 1) / float(chi2.ppf(0.9, n - 1)))
+    return Power(
+        value=_power_at(claim, claim.effect, sd, tests),
+        low=_power_at(claim, claim.effect, largest_sd, tests),
+        high=_power_at(claim, claim.effect, smallest_sd, tests),
+        seeds=n,
+    )
+
+
+def largest_deviation(claim: Claim, tests: int) -> float | None:
+    """Return the largest standard deviation between seeds with which a claim has a power of `GOOD_POWER`.
+
+    That of a ratio is of logarithms. None for claims whose power is not known (`power_of`).
+    """
+    if claim.effect is None or not claim.estimator.has_power:
+        return None
+    # Power falls as the deviation rises: double it until it is too large, then bisect to 1 %.
+    low, high = 0.0, SMALLEST_DEVIATION
+    while _power_at(claim, claim.effect, high, tests) >= GOOD_POWER:
+        low, high = high, 2 * high
+    while low and high - low > 0.01 * low:
+        middle = (low + high) / 2
+        if _power_at(claim, claim.effect, middle, tests) >= GOOD_POWER:
+            low = middle
+        else:
+            high = middle
+    return low or None
+
+
+def _power_at(claim: Claim, effect: float, sd: float, tests: int) -> float:
+    """Return the power of a claim at an effect; `sd` is of logarithms if its estimator is a ratio."""
+    scaled = claim.estimator.on_normal_scale
+    least, most = claim.criterion.limits
+    alpha = LEVEL / tests * claim.criterion.sides
+    return simulated_power(scaled(effect), sd, (scaled(least), scaled(most)), alpha)
+
+
+def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:
+    """Return the share of simulated studies whose interval is within limits at one of the looks."""
+    # The same draws for every claim, so that reports are equal byte for byte.
+    values = np.random.default_rng(0).normal(effect, sd, (DRAWS, LOOKS[-1]))
+    supported = np.zeros(DRAWS, bool)
+    for n in LOOKS:
+        first = values[:, :n]
+        mean, half = first.mean(1), first.std(1, ddof=1) * half_width(n, alpha)
+        supported |= (mean - half >= limits[0]) & (mean + half <= limits[1])
+    return float(supported.mean())

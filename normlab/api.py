@@ -37,10 +37,10 @@ def train(*overrides: str) -> LoadedRun:
     from normlab.training.start import train as train_config
 
     config = compose_run(_texts(overrides))
-    check_run(config)
+    settings = check_run(config)
     # Also after an error, so that the user learns what W&B has received.
     try:
-        return load(train_config(config).folder.path, trust=True)
+        return load(train_config(config, settings=settings).folder.path, trust=True)
     finally:
         wait_for_followers()
 

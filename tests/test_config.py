@@ -12,7 +12,7 @@ from normlab.config.compose import compose_grid, compose_run, compose_sweep
 from normlab.config.schema import config_from_record
 from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
-from normlab.training.loop import Loop
+from normlab.training.build import build_parts
 from normlab.training.machine import resolve
 from normlab.training.start import open_runs
 
@@ -43,8 +43,8 @@ def test_seed_changes_the_order_of_the_data() -> None:
     def first_batch(*overrides: str) -> torch.Tensor:
         config = compose_run(["model=gpt2_nano", "device=cpu", "data=files", f"data.path=[{CORPUS}]", *overrides])
         settings, corpus = resolve(config), open_corpus(config.data)
-        loop = Loop(open_runs([config], settings, corpus), settings, corpus)
-        return loop.batches.batch(0)[0]
+        parts = build_parts(open_runs([config], settings, corpus), settings, corpus)
+        return parts.inputs.batches.batch(0)[0]
 
     assert not torch.equal(first_batch("seed=0"), first_batch("seed=1"))
     assert torch.equal(first_batch("seed=0"), first_batch("seed=1", "data.seed=0"))

@@ -13,6 +13,7 @@ from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.model import chunked_loss
 from normlab.store.runs import RunFolder
+from normlab.training.build import build_parts
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
 from normlab.training.training_run import TrainingRun
@@ -56,10 +57,11 @@ def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
     configs = [compose_run([*small_run(Path("nowhere")), *overrides.split(), f"seed={seed}"]) for seed in range(runs)]
     settings, corpus = resolve(config), open_corpus(config.data)
     apply(settings)
-    loop = Loop([TrainingRun(each, RunFolder("nowhere")) for each in configs], settings, corpus)
+    runs = [TrainingRun(each, RunFolder("nowhere")) for each in configs]
+    loop = Loop(runs, settings, build_parts(runs, settings, corpus))
     with PeakBytes() as counted:
-        counted.add(*loop.runner.params.values(), *loop.runner.buffers.values())
-        counted.add(*(tensor for moments in loop.step.optimizer.moments.values() for tensor in moments.values()))
+        counted.add(*loop.state.runner.params.values(), *loop.state.runner.buffers.values())
+        counted.add(*(tensor for moments in loop.state.step.optimizer.moments.values() for tensor in moments.values()))
         for step in (0, 1, 2):
             loop.take_step(step)
     return counted.peak, settings.memory_of(config, corpus.tokenizer.vocab_size, runs)

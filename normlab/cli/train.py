@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
     from normlab.config.sweep_options import SweepOptions
     from normlab.sweeps.plan import PlannedSweep
+    from normlab.training.machine import RuntimeSettings
 
 ResultsOverride = Annotated[
     str | None, Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
@@ -60,11 +61,10 @@ def train(
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     warn_of_replaced(texts)  # before errors, which it may explain
     config = compose_run(texts, configs)
-    check_run(config)
-    return train_one(config)
+    return train_one(config, check_run(config))
 
 
-def train_one(config: RunConfig) -> int:
+def train_one(config: RunConfig, settings: RuntimeSettings) -> int:
     """Train one run, print its outcome, and return the exit code."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
@@ -75,7 +75,7 @@ def train_one(config: RunConfig) -> int:
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
         with interruptible_start():
-            outcome = train(config, ends_process=True)
+            outcome = train(config, settings=settings, ends_process=True)
         record = RunRecord.load(outcome.folder)
         if outcome.already_ended:
             name = record.outcome or outcome.state

@@ -27,7 +27,7 @@ class WeightAverage:
             mean.copy_(values.detach())
 
     @torch.no_grad()
-    def update(self, params: Mapping[str, Tensor], count: Tensor, updated: Tensor) -> None:
+    def add(self, params: Mapping[str, Tensor], count: Tensor, updated: Tensor) -> None:
         """Add the parameters after update number `count`, shape (), of the runs that were updated, (...R)."""
         means, values = storages(self.tensors), storages(params)
         weight = (1 - self.decay) / (1 - self.decay ** count.double())  # float32 has few digits of 1 - d

@@ -18,12 +18,12 @@ from normlab.training.step import StepOutput
 WARM_UP = 2
 """Steps of each kind that run before one is captured. They load kernels and compile, which a capture does not allow."""
 
-Take = Callable[[bool], StepOutput]
-"""Takes a step, measured or not, whose inputs are in place."""
+ComputeStep = Callable[[bool], StepOutput]
+"""Computes a step, measured or not, whose inputs are in place."""
 Replay = Callable[[], None]
 
 
-def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
+def capture(compute: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
     """Return a function that replays a step, and the tensors into which each replay writes its output.
 
     The capture itself computes nothing.
@@ -34,47 +34,49 @@ def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutp
         torch.cuda.stream(torch.cuda.current_stream()),
         torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
     ):
-        output = take()
+        output = compute()
     return graph.replay, output
 
 
 @dataclass(slots=True)
 class ReplayedSteps:
-    """Takes steps by replaying them: the plain and the measured ones are a CUDA graph each."""
+    """Computes steps by replaying them: the plain and the measured ones are a CUDA graph each."""
 
-    take: Take
-    """Takes a step without a graph."""
+    compute: ComputeStep
+    """Computes a step without a graph."""
     on_failure: Callable[[str], None]
-    """Called once with the reason if a step cannot be captured; all later steps are taken without a graph."""
-    _taken: Counter[bool] = field(default_factory=Counter, init=False)
-    """The plain and the measured steps taken without a graph."""
+    """Called once with the reason if a step cannot be captured; all later steps are computed without a graph."""
+    _warm_ups: Counter[bool] = field(default_factory=Counter, init=False)
+    """The plain and the measured steps computed without a graph."""
     _graphs: dict[bool, tuple[Replay, StepOutput]] = field(default_factory=dict, init=False)
     _pool: Any = field(default=None, init=False)
     """The memory that the graphs share, since they are never replayed at once."""
     _failed: bool = field(default=False, init=False)
 
     def __call__(self, measured: bool) -> StepOutput:
-        """Take a step; the output is a copy that later steps do not overwrite."""
-        if self._failed or self._taken[measured] < WARM_UP:
-            self._taken[measured] += 1
-            return self.take(measured)
-        if measured not in self._graphs and (problem := self._capture(measured)):
-            # A failed capture changes no state, and its memory is free.
-            self.on_failure(problem[:200])
-            return self.take(measured)
+        """Compute a step; the output is a copy that later steps do not overwrite."""
+        if self._failed or self._warm_ups[measured] < WARM_UP:
+            self._warm_ups[measured] += 1
+            return self.compute(measured)
+        if measured not in self._graphs:
+            problem = self._capture(measured)
+            if problem:
+                # A failed capture changes no state, and its memory is free.
+                self.on_failure(problem[:200])
+                return self.compute(measured)
         replay, output = self._graphs[measured]
         replay()
-        values = output.measured
-        return StepOutput(
-            output.scalars.clone(), None if values is None else values._replace(values=values.values.clone())
-        )
+        measurement = output.measured
+        if measurement is not None:
+            measurement = measurement._replace(values=measurement.values.clone())
+        return StepOutput(output.scalars.clone(), measurement)
 
     def _capture(self, measured: bool) -> str:
         """Capture a step; return the problem if that fails."""
         if self._pool is None and torch.cuda.is_available():
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            self._graphs[measured] = capture(lambda: self.take(measured), self._pool)
+            self._graphs[measured] = capture(lambda: self.compute(measured), self._pool)
             return ""
         except RuntimeError as error:
             problem = one_line(error.__context__ or error)  # `error` may be that of the end of a failed capture

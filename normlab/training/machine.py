@@ -227,10 +227,10 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
     return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
 
 
-def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> None:
+def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
     """Check that this machine, or a Slurm task, can train a validated config: the device, the memory, the corpus files.
 
-    Also that the model has the groups of parameters with options of their own.
+    Also that the model has the groups of parameters with options of their own. Returns the settings of the run there.
 
     Args:
         slurm: The resources of the task in Slurm; None for a run on this machine.
@@ -264,6 +264,7 @@ def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | N
         memory.check_fits(config, needed, share, owner)
     if isinstance(config.data, FilesData):
         find_sources(config.data)
+    return resolved
 
 
 def may_use_gpu() -> bool:

@@ -56,12 +56,12 @@ def _train(content: Mapping[str, Any]) -> int:
 
     from normlab.config.schema import load_config
     from normlab.tracking.background import wait_for_followers
-    from normlab.training.machine import num_threads, resolve
+    from normlab.training.machine import num_threads, resolve, resolve_device
     from normlab.training.start import train_pack, train_replica
 
     config = load_config(content["config"])
     rank, count, gpu = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None
-    if resolve(config).device == "cuda":
+    if resolve_device(config) == "cuda":
         gpu = torch.device("cuda", rank)
         torch.cuda.set_device(gpu)
     else:
@@ -71,11 +71,12 @@ def _train(content: Mapping[str, Any]) -> int:
         "gloo" if gpu is None else "nccl", init_method=f"file://{content['folder']}/ranks", rank=rank,
         world_size=count, timeout=TIMEOUT, device_id=gpu,
     )  # fmt: skip
+    settings = resolve(config)  # of this rank's GPU and threads
     if rank:
         with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # rank 0 prints the warnings
-            received = train_replica(config)
+            received = train_replica(config, settings)
     else:
-        received = train_pack([config], pack=content["pack"], only_first_signal=True)[0].signal
+        received = train_pack([config], settings=settings, pack=content["pack"], only_first_signal=True)[0].signal
         wait_for_followers()
     with contextlib.suppress(RuntimeError):  # the process that started the ranks may be gone, and the group with it
         dist.barrier()  # a rank that leaves earlier is an error for the others

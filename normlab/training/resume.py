@@ -24,8 +24,8 @@ from normlab.store.status import RecordedPack, Status
 from normlab.training import checkpoint
 from normlab.training.changed_plugins import change_warnings
 from normlab.training.checkpoint import Checkpoint
-from normlab.training.loop import Loop
 from normlab.training.start_from import copy_start
+from normlab.training.state import TrainingState
 from normlab.training.training_run import FRESH, PLUGINS, Progress, TrainingRun
 
 KEPT_OPTIONS = {"run.name": None} | {
@@ -133,20 +133,20 @@ def _create(run: TrainingRun) -> None:
 # Resume.
 
 
-def resume(loop: Loop) -> None:
-    """Put the loop and the records at the newest step of which every run has an intact checkpoint, or at step 0."""
-    checkpoints = _checkpoints_of_one_step(loop.runs)
-    _check_not_rewound(loop.runs, checkpoints)
+def resume(state: TrainingState) -> None:
+    """Put the state and the records at the newest step of which every run has an intact checkpoint, or at step 0."""
+    checkpoints = _checkpoints_of_one_step(state.runs)
+    _check_not_rewound(state.runs, checkpoints)
     if checkpoints is None:
-        for run in loop.runs:
+        for run in state.runs:
             if run.folder.size():
                 notify("the run has no checkpoint yet: it starts again from step 0")
             run.progress = Progress()
             run.folder.truncate(0)
             run.folder.statistics.truncate(0)
         return
-    loop.restore(checkpoints)
-    for run, saved in zip(loop.runs, checkpoints, strict=True):
+    state.restore(checkpoints)
+    for run, saved in zip(state.runs, checkpoints, strict=True):
         folder = run.folder
         folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.

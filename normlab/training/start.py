@@ -35,6 +35,7 @@ from normlab.store.status import SpikeCount, Status
 from normlab.system.ranks import Ranks, local_statistics
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
+from normlab.training.build import build_parts
 from normlab.training.changed_plugins import reason_of_other_id
 from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
@@ -67,23 +68,32 @@ class Outcome:
         return self.status.state
 
 
-def train(config: RunConfig, trackers: Sequence[Console] | None = None, *, ends_process: bool = False) -> Outcome:
+def train(
+    config: RunConfig,
+    trackers: Sequence[Console] | None = None,
+    *,
+    settings: RuntimeSettings | None = None,
+    ends_process: bool = False,
+) -> Outcome:
     """Train the run of a validated config, or resume it, or return the outcome that it has already.
 
     Args:
         trackers: Receivers of the record besides the run's folder; by default the console, and W&B as configured.
+        settings: This machine's settings for the run, as `check_run` returns them; None resolves them here.
         ends_process: Whether the second stop signal may end the whole process in the middle of a step.
 
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
     """
-    return train_pack([config], None if trackers is None else [trackers], ends_process=ends_process)[0]
+    trackers_by_run = None if trackers is None else [trackers]
+    return train_pack([config], trackers_by_run, settings=settings, ends_process=ends_process)[0]
 
 
 def train_pack(
     configs: Sequence[RunConfig],
     trackers: Sequence[Sequence[Console]] | None = None,
     *,
+    settings: RuntimeSettings | None = None,
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,
     only_first_signal: bool = False,
@@ -96,6 +106,7 @@ def train_pack(
 
     Args:
         configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
+        settings: As for `train`; those of the first config.
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
         only_first_signal: Whether the process ignores the stop signals after the first one.
@@ -105,7 +116,7 @@ def train_pack(
         ConfigError, DataError, StoreError: The message says what to do.
     """
     configs = [resolve_start(config) for config in configs]
-    settings = resolve(configs[0])
+    settings = settings or resolve(configs[0])
     corpus = open_corpus(configs[0].data)
     # After the corpus: it may import a compiler, and a missing text is reported sooner.
     apply(settings, keep_compiled=keep_compiled)
@@ -115,62 +126,37 @@ def train_pack(
         if only_first_signal:
             contexts.enter_context(stop)
         runs = open_runs(configs, settings, corpus, pack)
-        completed, ranks = [status_if_completed(run) for run in runs], Ranks.current()
-        # The other ranks wait for this value: another command may have completed the run since they were started.
-        if ranks.broadcast(all(completed)):
-            return [
-                Outcome(run.folder, status, already_ended=True)
-                for run, status in zip(runs, completed, strict=True)
-                if status
-            ]
-        if configs[0].devices > 1 and ranks.count == 1:
-            stop.end()  # the ranks handle signals
-            if stop.received is not None:
-                raise KeyboardInterrupt
-            received = train_on_devices(configs[0], pack)
-            return [Outcome(runs[0].folder, runs[0].folder.read_status(), received)]
+        completed = _completed(runs)
+        if completed is not None:
+            return completed
+        if configs[0].devices > 1 and Ranks.current().count == 1:
+            return [_train_on_devices(runs[0], pack, stop)]
         loop = _build(runs, settings, corpus)
         # Only now: until here, nothing is written but the files of a corpus, atomically, and a signal ends it at once.
         if not only_first_signal:
             contexts.enter_context(stop)
         for run in runs:
             contexts.enter_context(run.folder.lock())
-        with convert_torch_errors():  # reading a checkpoint can exhaust the memory
-            for index, run in enumerate(runs):
-                prepare_folder(run, corpus, loop.tensors(index))
-            resume(loop)
-            loop.share_state()
-        for index, run in enumerate(runs):
-            report_changes(run)
-            run.recorded = replace(run.progress), run.diverged
-            if trackers is not None:
-                run.trackers = trackers[index]
-            elif loop.is_single:  # the runs of a pack have no console
-                run.trackers = [Console()]
-        if trackers is None:
-            follow_training([run.folder.path for run in runs], configs[0].tracking.wandb)
-        # After all errors, which stay a single line.
-        warnings = [warning for run in runs for warning in run.new_run_json["warnings"]]
-        warnings += settings.warnings(configs[0], resumed=any(run.progress.step for run in runs))
-        for warning in dict.fromkeys(warnings):
-            warn(warning)
+        _prepare_and_resume(loop, corpus)
+        _set_trackers(loop, trackers)
+        _print_warnings(loop)  # after all errors, which stay a single line
         return _run(loop, stop)
 
 
-def train_replica(config: RunConfig) -> int | None:
+def train_replica(config: RunConfig, settings: RuntimeSettings) -> int | None:
     """Train the run of a config on a rank other than 0, from the state that rank 0 has; return the received signal.
 
     Raises:
         ConfigError, DataError: The message says what to do.
     """
-    settings = resolve(config)
     corpus = open_corpus(config.data)
     apply(settings)
     with StopRequest(only_first=True) as stop, convert_torch_errors():
-        if Ranks.current().broadcast(False):
+        if Ranks.current().broadcast(False):  # the run is completed, as rank 0 sees (`_completed`)
             return None
-        loop = Loop([TrainingRun(config, RunFolder(os.devnull))], settings, corpus)  # only rank 0 writes
-        loop.share_state()
+        runs = [TrainingRun(config, RunFolder(os.devnull))]  # only rank 0 writes
+        loop = Loop(runs, settings, build_parts(runs, settings, corpus))
+        loop.state.share()
         loop.run(stop)
         return stop.received
 
@@ -232,6 +218,31 @@ def _is_stopped_fresh_run(folder: RunFolder) -> bool:
     return record.config.run.fresh and record.state not in (*COMPLETED_STATES, RUNNING)
 
 
+# The steps of a start.
+
+
+def _completed(runs: Sequence[TrainingRun]) -> list[Outcome] | None:
+    """Return the outcomes of runs that have all completed before; None if one has not."""
+    statuses = [status_if_completed(run) for run in runs]
+    # The other ranks wait for this value: another command may have completed the run since they were started.
+    if not Ranks.current().broadcast(all(statuses)):
+        return None
+    outcomes: list[Outcome] = []
+    for run, status in zip(runs, statuses, strict=True):
+        if status is not None:
+            outcomes.append(Outcome(run.folder, status, already_ended=True))
+    return outcomes
+
+
+def _train_on_devices(run: TrainingRun, pack: Mapping[str, Any] | None, stop: StopRequest) -> Outcome:
+    """Train a run by one process for each device; they handle signals themselves."""
+    stop.end()
+    if stop.received is not None:
+        raise KeyboardInterrupt
+    received = train_on_devices(run.config, pack)
+    return Outcome(run.folder, run.folder.read_status(), received)
+
+
 def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> Loop:
     """Return the loop of the runs, and complete their run.json; a config that cannot be trained leaves no file."""
     notify_of_depth(runs[0].config.model.depth)
@@ -241,10 +252,44 @@ def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpu
         check_pack(run)
         run.new_run_json["fingerprint"] = block
     with convert_torch_errors():
-        loop = Loop(runs, settings, corpus)
+        parts = build_parts(runs, settings, corpus)
     for run in runs:
-        run.new_run_json["resolved"]["decayed"] = decayed_groups(run.config.optim, loop.groups)
-    return loop
+        run.new_run_json["resolved"]["decayed"] = decayed_groups(run.config.optim, parts.groups)
+    return Loop(runs, settings, parts)
+
+
+def _prepare_and_resume(loop: Loop, corpus: Corpus) -> None:
+    """Create the folders of new runs, and put all runs, on all ranks, at the step from which they continue."""
+    with convert_torch_errors():  # reading a checkpoint can exhaust the memory
+        for index, run in enumerate(loop.runs):
+            prepare_folder(run, corpus, loop.state.of_run(index))
+        resume(loop.state)
+        loop.state.share()
+    for run in loop.runs:
+        report_changes(run)
+        run.recorded = replace(run.progress), run.diverged
+
+
+def _set_trackers(loop: Loop, trackers: Sequence[Sequence[Console]] | None) -> None:
+    """Give each run its trackers: those given, or the console for a single run and W&B as configured."""
+    if trackers is not None:
+        for run, of_run in zip(loop.runs, trackers, strict=True):
+            run.trackers = of_run
+        return
+    if loop.is_single:  # the runs of a pack have no console
+        loop.runs[0].trackers = [Console()]
+    follow_training([run.folder.path for run in loop.runs], loop.config.tracking.wandb)
+
+
+def _print_warnings(loop: Loop) -> None:
+    """Print each warning of the runs and of this machine once."""
+    warnings: list[str] = []
+    for run in loop.runs:
+        warnings += run.new_run_json["warnings"]
+    resumed = any(run.progress.step for run in loop.runs)
+    warnings += loop.settings.warnings(loop.config, resumed=resumed)
+    for warning in dict.fromkeys(warnings):
+        warn(warning)
 
 
 # The training and its end.
@@ -259,15 +304,15 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
                 tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, run.progress.step)
         with convert_torch_errors():
             state = loop.run(stop)
-            loop.writer.wait()
+            loop.parts.writer.wait()
     except BaseException as error:
         # Write the rows that the loop has recorded. The second Ctrl-C ends the process if that takes too long.
-        loop.writer.end()
+        loop.parts.writer.end()
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
         _finish(loop, stop, INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED, error)
         raise
-    loop.writer.end()
+    loop.parts.writer.end()
     statuses = _finish(loop, stop, state)
     return [
         Outcome(run.folder, status, stop.received if status.state == INTERRUPTED else None)

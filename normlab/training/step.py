@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from normlab.base.plugins import COUNTER
+from normlab.catalogue.statistics.profiles import Column
+from normlab.model.instrument import Selection
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
-from normlab.system.ranks import Ranks, sum_in_backward
+from normlab.system.ranks import Ranks, SumInBackward, sum_in_backward
 from normlab.training.average import WeightAverage
 from normlab.training.measure.core import CoreStatistics, Measurement
 from normlab.training.optim import Hyperparameters, Optimizer
@@ -59,10 +61,17 @@ class LossScale:
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._overflow, self.scale.reciprocal())
 
     @torch.no_grad()
-    def update(self) -> Tensor:
+    def adjust(self) -> Tensor:
         """Change the scale after the gradients of a step are known; return whether they are finite, shape ()."""
         torch._amp_update_scale_(self.scale, self._updates, self._overflow, 2.0, 0.5, GROWTH_INTERVAL)
         return self._overflow == 0
+
+
+def _pop_largest_scores(statistics: dict[Column, Tensor]) -> Tensor:
+    """Remove the largest attention scores from the statistics of a forward pass, and return them by layer."""
+    columns = [column for column in statistics if column.statistic == LARGEST_SCORE[0]]
+    columns.sort(key=lambda column: column.layer)
+    return torch.stack([statistics.pop(column) for column in columns])
 
 
 @dataclass(slots=True)
@@ -126,9 +135,9 @@ class Step:
         """
         old_buffers = self.runner.buffers
         try:
-            return self._take(tokens, targets, hyperparameters, old_buffers, self.measure if measured else None)
+            return self._compute(tokens, targets, hyperparameters, old_buffers, self.measure if measured else None)
         except RuntimeError:
-            # A failed capture of a CUDA graph has computed nothing: the step is taken again, from the old buffers.
+            # A failed capture of a CUDA graph has computed nothing: the step is computed again, from the old buffers.
             self.runner.set_buffers(old_buffers)
             raise
 
@@ -143,23 +152,34 @@ class Step:
         self.runner.set_buffers(buffers)
         return measurement
 
-    def _take(
+    def _compute(
         self, tokens: Tensor, targets: Tensor, hyperparameters: Sequence[Hyperparameters] | Tensor,
         old_buffers: Tensors, measure: CoreStatistics | None,
     ) -> StepOutput:  # fmt: skip
         self.runner.train(True)
+
+        # Gradients of all micro-batches.
         loss, grads, micro_batches, scores_LRH = self._gradients(tokens, targets, measure)
+
+        # Statistics from before the update; they see the gradient before it is clipped.
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
-        before = None if measure is None else measure.before_update(norms)
-        factor = self._clip(grads, grad_norm)
+        before = [] if measure is None else measure.before_update(norms)
+
+        # Clipping.
+        clip_factor = self._clip(grads, grad_norm)
+
+        # Which runs are updated: a run whose loss or gradient is not finite keeps its state from now on. With a loss
+        # scale, gradients that are not finite only skip the update, until the scale cannot be halved any more.
         if self.loss_scale is None:
             self.alive &= loss.isfinite() & grad_norm.isfinite()
             updated = self.alive
         else:
-            is_finite = self.loss_scale.update()
+            is_finite = self.loss_scale.adjust()
             self.alive &= loss.isfinite() & (self.loss_scale.scale >= SMALLEST_SCALE)
             updated = self.alive & is_finite
-            factor = factor.where(updated, 0.0)
+            clip_factor = clip_factor.where(updated, 0.0)
+
+        # The update of the parameters, and what depends on the new ones.
         with torch.no_grad():
             self.optimizer.update(self.runner.params, grads, hyperparameters, updated)
             if self.project is not None:
@@ -167,10 +187,12 @@ class Step:
             if scores_LRH is not None:
                 self._clip_scores(scores_LRH, updated)
             if self.average is not None:
-                self.average.update(self.runner.params, self.optimizer.count, updated)
-        measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
-        self._update_buffers(old_buffers)
-        return StepOutput(torch.stack([loss, grad_norm, factor, self.alive.to(loss.dtype)]), measurement)
+                self.average.add(self.runner.params, self.optimizer.count, updated)
+
+        # Statistics of the update, and running statistics.
+        measurement = None if measure is None else measure.after_update(micro_batches, before)
+        self._write_buffers(old_buffers)
+        return StepOutput(torch.stack([loss, grad_norm, clip_factor, self.alive.to(loss.dtype)]), measurement)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
@@ -183,36 +205,38 @@ class Step:
         """
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
-        params = list(runner.params.values())
+        params, batch_axis = list(runner.params.values()), len(runner.run_shape)
         scale = None if self.loss_scale is None else self.loss_scale.scale
-        selection, has_taps = (None, False) if measure is None else (measure.selection, measure.taps)
-        if self.qk_clip is not None:
-            selection = {**(selection or {}), "attention": (*(selection or {}).get("attention", ()), LARGEST_SCORE)}
-        batch_axis = len(runner.run_shape)
+        selection, has_taps = self._selection(measure), measure is not None and measure.taps
+
         loss: Tensor | None = None
         sums: Tensors = {}
         micro_batches: list[Measurement] = []
-        largest: list[Tensor] = []
-        for part, (part_tokens, part_targets) in enumerate(
-            zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
-        ):
+        largest_scores: list[Tensor] = []
+        batches = zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True)
+        for part, batch in enumerate(batches, 1):
+            # Forward pass.
             with self.autocast():
-                part_loss, statistics, taps = runner.loss(
-                    part_tokens, part_targets, selection, taps=has_taps, scale=scale
-                )
+                part_loss, statistics, taps = runner.loss(*batch, selection, taps=has_taps, scale=scale)
             if self.qk_clip is not None:
-                columns = sorted((c for c in statistics if c.statistic == LARGEST_SCORE[0]), key=lambda c: c.layer)
-                largest.append(torch.stack([statistics.pop(column) for column in columns]))
-            segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
-            with sum_in_backward(segments, sums) as in_backward:
-                scaled = part_loss.sum() if scale is None else part_loss * scale
-                gradients = list(torch.autograd.grad(scaled / all_parts, [*params, *taps], materialize_grads=True))
+                largest_scores.append(_pop_largest_scores(statistics))
+
+            # Backward pass.
+            scaled_loss = part_loss.sum() if scale is None else part_loss * scale
+            inputs = [*params, *taps]
+            gradients, in_backward = self._backward(scaled_loss / all_parts, inputs, sums, is_last=part == parts)
+
+            # Statistics of the micro-batch; then only the gradients of the parameters are left.
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
             if measure is not None:
                 micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count, scale))
+
+            # Sums over the micro-batches. Those over the ranks have the earlier micro-batches in them.
             if in_backward:
-                sums = {name: view for each in in_backward for name, view in each.wait().items()}
+                sums = {}
+                for segment in in_backward:
+                    sums |= segment.wait()
                 gradients = [sums[name] for name in runner.params]
             grads = runner.name_gradients(gradients)
             del gradients
@@ -222,14 +246,35 @@ class Step:
                 sums = grads
             else:
                 torch._foreach_add_(storages(sums), storages(grads))
+
         assert loss is not None
         loss = loss / all_parts
         self.ranks.sum_(loss)
         if self.loss_scale is not None:
             self.loss_scale.unscale_(storages(sums))
-        if not largest:
-            return loss, sums, micro_batches, None
-        return loss, sums, micro_batches, self.ranks.largest(torch.stack(largest).amax(0))
+        scores_LRH = self.ranks.largest(torch.stack(largest_scores).amax(0)) if largest_scores else None
+        return loss, sums, micro_batches, scores_LRH
+
+    def _backward(
+        self, loss: Tensor, inputs: Sequence[Tensor], sums: Tensors, *, is_last: bool
+    ) -> tuple[list[Tensor], list[SumInBackward]]:
+        """Return the gradients of one micro-batch's share of the loss, and the sums over ranks that are under way.
+
+        In the backward pass of the last micro-batch, the gradients of each segment and `sums`, those of the
+        micro-batches before it, are summed over the ranks.
+        """
+        segments = self.runner.params_by_segment() if is_last and self.ranks.count > 1 else []
+        with sum_in_backward(segments, sums) as in_backward:
+            gradients = torch.autograd.grad(loss, inputs, materialize_grads=True)
+        return list(gradients), in_backward
+
+    def _selection(self, measure: CoreStatistics | None) -> Selection | None:
+        """Return the statistics that the forward pass computes: those of a measured step, and that of `qk_clip`."""
+        selection = None if measure is None else measure.selection
+        if self.qk_clip is None:
+            return selection
+        selection = selection or {}
+        return {**selection, "attention": (*selection.get("attention", ()), LARGEST_SCORE)}
 
     @torch.no_grad()
     def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor | None]:
@@ -276,7 +321,7 @@ class Step:
             p.copy_(torch.where(self._mask(updated, p), projected[name], p))
 
     @torch.no_grad()
-    def _update_buffers(self, old: dict[str, Tensor]) -> None:
+    def _write_buffers(self, old: dict[str, Tensor]) -> None:
         """Write running statistics and the number of updates into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
         for name, new in changed.items():

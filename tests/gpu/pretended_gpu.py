@@ -51,6 +51,7 @@ from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph
+from normlab.training.build import build_parts
 from normlab.training.checkpoint import Checkpoint
 from normlab.training.graph import Replay
 from normlab.training.loop import Loop
@@ -345,16 +346,17 @@ def loop_of(configs: list[RunConfig], corpus: Corpus) -> Loop:
     """Return the loop of some runs, as training starts."""
     settings = resolve(configs[0])
     apply(settings)
-    return Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
+    runs = [TrainingRun(config, RunFolder("nowhere")) for config in configs]
+    return Loop(runs, settings, build_parts(runs, settings, corpus))
 
 
 def restore(loop: Loop) -> None:
     """Restore each run from a checkpoint, whose tensors are on the host."""
     checkpoints: list[Checkpoint] = []
     for index, run in enumerate(loop.runs):
-        on_host = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in loop.tensors(index).items()}
+        on_host = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in loop.state.of_run(index).items()}
         checkpoints.append(Checkpoint(0, on_host, run.meta()))
-    loop.restore(checkpoints)
+    loop.state.restore(checkpoints)
 
 
 def parts_of(
@@ -370,22 +372,22 @@ def parts_of(
         yield f"step {step}", lambda step=step: loop.take_step(step)
     if not between:
         return
-    yield "evaluation", lambda: loop.validation(loop.runner)
-    schedule, config = loop.statistics_schedule, loop.config
-    optimizer = schedule.optimizer
-    tokens, targets = loop.validation.tokens_NT[:2], loop.validation.targets_NT[:2]
+    schedule, config = loop.parts.schedule, loop.config
+    runner, optimizer, validation = schedule.runner, schedule.optimizer, schedule.validation
+    yield "evaluation", lambda: validation(runner)
+    tokens, targets = validation.tokens_NT[:2], validation.targets_NT[:2]
     independent = not config.norm.batch_statistics
     extended = ExtendedPass(
-        loop.runner, config.stats.names(EXTENDED), tokens, targets, optimizer, schedule.options, independent,
-        loop.validation.autocast,
+        runner, config.stats.names(EXTENDED), tokens, targets, optimizer, schedule.options, independent,
+        validation.autocast,
     )  # fmt: skip
-    yield "extended statistics", lambda: extended(loop.step_count + 1)
+    yield "extended statistics", lambda: extended(loop.state.step_count + 1)
     if len(configs) > 1:
         return  # packs are not probed
 
     def probe() -> None:
         squares = adam_preconditioner(config.optim, optimizer.moments.get("square", {}), optimizer.count)
-        Probe(loop.runner.model, config.stats.names(PROBE), tokens, targets, squares)()
+        Probe(runner.model, config.stats.names(PROBE), tokens, targets, squares)()
 
     yield "probe", probe
 

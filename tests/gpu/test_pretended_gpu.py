@@ -261,7 +261,7 @@ def test_the_runs_of_a_pack_share_one_corpus(take_steps: TakeSteps) -> None:
 def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
     parts = take_steps(ONE_LAYER, plant=plant)
     assert [len(parts[step]["waits"]) for step in ("step 1", "step 10")] == [1, 1]
-    assert "training/loop.py" in parts["step 10"]["waits"][0]
+    assert "training/build.py" in parts["step 10"]["waits"][0]
 
 
 def test_a_mix_of_devices_is_found(take_steps: TakeSteps) -> None:

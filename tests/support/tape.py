@@ -60,10 +60,10 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
+def capture(compute: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
     """Do what `normlab.training.graph.capture` does, on a CPU."""
     tape = Tape()
     with tape:
-        output = take()
+        output = compute()
     tape.undo()
     return tape.replay, output

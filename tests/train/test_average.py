@@ -36,7 +36,7 @@ def averaged(runner: ModelRunner, updated: Tensor) -> tuple[WeightAverage, dict[
         for p in runner.params.values():
             p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
         history.append({name: p.detach().clone() for name, p in runner.params.items()})
-        average.update(runner.params, torch.tensor(float(count)), updated)
+        average.add(runner.params, torch.tensor(float(count)), updated)
     weights = [DECAY ** (STEPS - 1 - step) for step in range(STEPS)]
     total = {name: sum(w * each[name] for w, each in zip(weights, history, strict=True)) for name in initial}
     return average, initial, {name: tensor / sum(weights) for name, tensor in total.items()}

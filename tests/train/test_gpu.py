@@ -12,6 +12,7 @@ from normlab.config import memory
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
+from normlab.training.build import build_parts
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
 from normlab.training.start import train, train_pack
@@ -124,7 +125,7 @@ def test_steps_do_not_synchronise_with_the_gpu(runs: int, gpu_overrides: list[st
     resolved = resolve(configs[0])
     apply(resolved)
     training_runs = [TrainingRun(config, RunFolder(tmp_path / f"{config.seed}")) for config in configs]
-    loop = Loop(training_runs, resolved, open_corpus(configs[0].data))
+    loop = Loop(training_runs, resolved, build_parts(training_runs, resolved, open_corpus(configs[0].data)))
     for step in range(3):
         loop.take_step(step)
     torch.cuda.synchronize()

@@ -7,13 +7,10 @@ no gradient and no running statistic behind, and the host does not wait for it.
 Shapes: R runs, B examples, T time; `...R` marks an axis that only stacked runs have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,9 +23,7 @@ from normlab.model.instrument import select
 from normlab.model.runner import ModelRunner, Replicas
 from normlab.model.views import TINY
 from normlab.training.measure.core import Measurement, parameter_column
-
-if TYPE_CHECKING:
-    from normlab.training.optim import Optimizer
+from normlab.training.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""

@@ -1,12 +1,10 @@
 """The schedule of statistics: core in measured steps, extended passes between steps, and three probes."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +16,11 @@ from normlab.catalogue.statistics.statistic import CORE, EXTENDED, PROBE
 from normlab.config.schema import RunConfig
 from normlab.model.runner import ModelRunner
 from normlab.system.ranks import Ranks, local_statistics
+from normlab.training.evaluate import Validation
 from normlab.training.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.training.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.training.measure.probe import Probe, adam_preconditioner
-
-if TYPE_CHECKING:
-    from normlab.training.evaluate import Validation
-    from normlab.training.optim import Optimizer
+from normlab.training.optim import Optimizer
 
 EXAMPLE_FRACTION = 8
 """A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
@@ -40,8 +36,6 @@ class StatisticsSchedule:
     options: Sequence[OptimConfig]
     """The optimiser options of each run."""
     validation: Validation
-    record: Callable[[str, int, Measurement], None]
-    """Records the statistics of every run, with their tier and the updates made before."""
     ranks: Ranks = Ranks()
     """The ranks that share each batch. Every rank makes the whole of each pass between steps."""
     measure: CoreStatistics | None = field(init=False)
@@ -79,18 +73,22 @@ class StatisticsSchedule:
         """Return whether an extended pass or a probe is due after `step` updates."""
         return self._extended_due(step) is not None or step in self._probe_steps
 
-    def before_step(self, step: int) -> bool:
-        """Run the extended pass and the probe that are due after `step` updates; return whether one was due."""
-        if extended := self._extended_due(step):
+    def passes(self, step: int) -> Iterator[tuple[str, Measurement]]:
+        """Yield the tier and the statistics of each pass that is due after `step` updates, as soon as it is made."""
+        extended = self._extended_due(step)
+        if extended is not None:
             with local_statistics():
                 measurement = extended(step)
-            self._record(EXTENDED, step, measurement)
-        self.probe_if_due(step)
-        return self.is_due(step)
+            # Statistics of Adam alone are undefined before the first update.
+            if measurement.columns:
+                yield EXTENDED, measurement
+        yield from self.probe_if_due(step)
 
     def _extended_due(self, step: int) -> ExtendedPass | None:
         every = self.config.stats.extended_every
-        return self._extended if every is not None and step % every == 0 else None
+        if every is None or step % every:
+            return None
+        return self._extended
 
     def profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
         """Return the values of a run, (K,), on the host, in the order of their layout."""
@@ -100,7 +98,8 @@ class StatisticsSchedule:
         layout, order = self._layouts[columns]
         return Profiles(layout, np.array([step]), values[None, order])
 
-    def probe_if_due(self, step: int) -> None:
+    def probe_if_due(self, step: int) -> Iterator[tuple[str, Measurement]]:
+        """Yield the tier and the statistics of a probe, if one is due after `step` updates."""
         if step not in self._probe_steps:
             return
         start = time.perf_counter()
@@ -112,12 +111,9 @@ class StatisticsSchedule:
         )  # fmt: skip
         with local_statistics():
             measurement = probe()
-        self._record(PROBE, step, measurement)
+        if measurement.columns:
+            yield PROBE, measurement
         notify(f"probe after step {step} took {time.perf_counter() - start:.1f} s")
-
-    def _record(self, tier: str, step: int, measurement: Measurement) -> None:
-        if measurement.columns:  # statistics of Adam alone are undefined before the first update
-            self.record(tier, step, measurement)
 
 
 def probe_examples(batch_size: int) -> int:

@@ -11,9 +11,9 @@ from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
 from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, Tokenizer, train_bpe
 from normlab.hf.classes import CLASSES, NativeClass, class_of
+from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder
 from normlab.hf.tokenizer import END_OF_DOCUMENT
-from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
 from normlab.training.start import train
 from support.run_folders import Command

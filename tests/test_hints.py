@@ -14,8 +14,8 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.tokenizers import BytesTokenizer
 from normlab.hf.classes import class_of
+from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder
-from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
 from normlab.verify.names import SMALL_WIDTH
 from support.run_folders import Command

@@ -27,7 +27,7 @@ def export(
     """
     from pathlib import Path
 
-    from normlab.loaded.export import export as export_run
+    from normlab.hf.export import export as export_run
     from normlab.loaded.run import load
     from normlab.training.machine import limit_threads
 

@@ -57,12 +57,13 @@ def verify(
 
     from normlab.analysis.phrases import name_some
     from normlab.config.compose import UserConfigs, compose_run, norm_presets
+    from normlab.hf.checks import verify_folder
     from normlab.hf.folder import is_model
     from normlab.model.init import notify_of_depth
     from normlab.report.tables import render
     from normlab.store.query import select_runs
     from normlab.verify.check import Check
-    from normlab.verify.runs import load_runs, verify_folder, verify_runs
+    from normlab.verify.runs import load_runs, verify_runs
     from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
     texts, configs = read_arguments(overrides, cfg, config_dir, config_name)

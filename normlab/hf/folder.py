@@ -197,6 +197,16 @@ class ModelFolder:
         return ((stored, tensors[name]) for name, stored in expected.items())
 
 
+def check_weights(name: str, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
+    """Check that a run can start from a folder, and return the warnings about its start (`ModelFolder.check`)."""
+    return ModelFolder.open(name).check(config, tokenizer)
+
+
+def read_weights(name: str, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Return the weights in a folder that `check_weights` accepts, by the names of the run's model."""
+    return ModelFolder.open(name).read(config, tokenizer)
+
+
 def _problem(name: str, tensors: StoredTensors, model: StoredTensor) -> str:
     """Return how a tensor of a folder differs from that of its model; empty if it does not."""
     if name not in tensors:

@@ -5,15 +5,17 @@ itself: its steps, tokens, seconds and FLOPs count from step 0 of RUN, and it ne
 changed the numbers of those steps must be equal, except `train.steps` and those of the optimiser.
 
 FOLDER, as transformers saves a model: the run makes its first update to these weights. Its checkpoint of step 0 holds
-them, so that it needs the folder no longer. The run id depends on the SHA-256 of the weights, not on the path.
+them, so that it needs the folder no longer. The run id depends on the SHA-256 of the weights, not on the path. Training
+knows nothing of such folders: the module `READER` reads them.
 """
 
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -31,6 +33,38 @@ from normlab.training import checkpoint
 from normlab.training.changed_plugins import changed_plugins
 from normlab.training.checkpoint import Checkpoint
 
+READER = "normlab.hf.folder"
+"""The module that reads folders of weights; it has the names of `WeightsReader`."""
+
+
+class WeightsReader(Protocol):
+    """Reads the weights in a folder of another library."""
+
+    HUB: str
+    """How the name of a model begins that is no folder of this machine."""
+
+    def is_model(self, name: str) -> bool:
+        """Return whether a name is that of a model, without reading it."""
+        ...
+
+    def weights_sha256(self, name: str) -> str:
+        """Return the SHA-256 of a model's weights."""
+        ...
+
+    def check_weights(self, name: str, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
+        """Check that a run can start from a model, and return the warnings about its start."""
+        ...
+
+    def read_weights(self, name: str, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+        """Return the weights of a run that `check_weights` accepts, by the names of its model."""
+        ...
+
+
+def _reader() -> WeightsReader:
+    # By its name and at the call: it imports Hydra, which is slow, and no run without such weights needs it.
+    reader: Any = import_module(READER)
+    return reader
+
 
 def resolve_start(config: RunConfig) -> RunConfig:
     """Return the config with `train.start_from` as RUN_ID@STEP or as FOLDER@SHA256.
@@ -43,14 +77,12 @@ def resolve_start(config: RunConfig) -> RunConfig:
     text = config.train.start_from
     if text is None or FOLDER_OF_WEIGHTS.fullmatch(text):
         return config
-    # In the function, because it imports Hydra, which is slow.
-    from normlab.hf.folder import HUB, is_model, weights_sha256
-
-    place = text if text.startswith(HUB) else os.path.abspath(os.path.expanduser(text))
-    if is_model(text):
-        return _with_start(config, f"{place}@{weights_sha256(text)}")
+    reader = _reader()
+    place = text if text.startswith(reader.HUB) else os.path.abspath(os.path.expanduser(text))
+    if reader.is_model(text):
+        return _with_start(config, f"{place}@{reader.weights_sha256(text)}")
     name, _, step = text.rpartition("@")
-    if is_whole_number(step) and is_model(name):
+    if is_whole_number(step) and reader.is_model(name):
         raise ConfigError(f"train.start_from={text}: a folder of weights has no steps; leave out @{step}")
     if not is_whole_number(step):
         name, step = text, ""
@@ -93,10 +125,8 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
     if config.train.start_from is None:
         return []
     if weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from):
-        from normlab.hf.folder import ModelFolder, weights_sha256
-
-        warnings = ModelFolder.open(weights[1]).check(config, tokenizer)
-        if weights_sha256(weights[1]) != weights[2]:
+        warnings = _reader().check_weights(weights[1], config, tokenizer)
+        if _reader().weights_sha256(weights[1]) != weights[2]:
             raise StoreError(
                 f"train.start_from={weights[1]}: its weights have changed since the run was planned; restore them, or "
                 "plan the run again"
@@ -130,11 +160,10 @@ def read_weights(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     Raises:
         StoreError: A file cannot be read.
     """
-    if not (weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from or "")):
+    weights = FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from or "")
+    if weights is None:
         return {}
-    from normlab.hf.folder import ModelFolder
-
-    return ModelFolder.open(weights[1]).read(config, tokenizer)
+    return _reader().read_weights(weights[1], config, tokenizer)
 
 
 def read_start(config: RunConfig) -> Checkpoint:

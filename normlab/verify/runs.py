@@ -1,13 +1,10 @@
 """Verify the blocks of recorded runs."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 
-from normlab.base.errors import NormlabError, warn
+from normlab.base.errors import NormlabError
 from normlab.base.options import plain_tree
-from normlab.data.tokenizers import pretrained_tokenizer
-from normlab.hf.folder import ModelFolder
 from normlab.loaded.run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.store.runs import RunFolder
@@ -29,21 +26,6 @@ def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[Loaded
         except NormlabError as error:
             problems.append(error)
     return runs, problems
-
-
-def verify_folder(name: str) -> Iterator[Check]:
-    """Yield the checks of a folder of transformers: its tensors, and the block of its model.
-
-    Raises:
-        NormlabError: The folder cannot be read, or normlab has no model that computes the same.
-    """
-    folder = ModelFolder.open(name)
-    folder.tensors(folder.config)
-    if (folder.path / "tokenizer.json").is_file():
-        for warning in folder.vocabulary_warnings(pretrained_tokenizer(os.fspath(folder.path))):
-            warn(warning)
-    yield Check(f"model {name}", f"is a {folder.native.name}", passed=True, result=" ".join(folder.overrides))
-    yield from all_checks_of_run(folder.config)
 
 
 def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from normlab.hf.classes import class_of
-from normlab.loaded.export import write_folder
+from normlab.hf.export import write_folder
 from support.transformers_folders import CHARS
 from support.transformers_models import config_of, randomised
 

@@ -19,8 +19,8 @@ from normlab.base.errors import NormlabError
 from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
 from normlab.hf import folder as folder_module
 from normlab.hf.classes import CLASSES, NOT_READ, class_of
+from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder, weights_sha256
-from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
 from support.run_folders import Command

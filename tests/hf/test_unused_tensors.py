@@ -13,9 +13,9 @@ from torch import Tensor
 from normlab.base.errors import StoreError
 from normlab.data.tokenizers import SubwordTokenizer
 from normlab.hf.classes import class_of
+from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder, weights_sha256
 from normlab.hf.tokenizer import END_OF_DOCUMENT
-from normlab.loaded.export import write_folder
 from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
 from support.run_folders import Command

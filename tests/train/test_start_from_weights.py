@@ -10,7 +10,7 @@ import torch
 
 from normlab import load
 from normlab.base.errors import ConfigError
-from normlab.loaded.export import export
+from normlab.hf.export import export
 from normlab.store.runs import RunFolder
 from support.run_folders import OVERRIDES, Command, Train, contents, differences, steps_of
 from support.transformers_folders import change, change_tensor

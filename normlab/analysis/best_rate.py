@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.rate_range import NEAR
@@ -48,11 +47,14 @@ def best_rate(runs: Sequence[RunRecord]) -> BestRate | None:
     _, b, c = coefficients_3
     if c <= 0 or not rates_N.min() <= centre - b / (2 * c) <= rates_N.max():
         return None
+    # Imported here, and not as scipy.stats.t: scipy.stats takes a second to import, which every summary would wait for.
+    from scipy.special import stdtrit
+
     freedom = len(near) - 3
     residuals_N = losses_N - design_N3 @ coefficients_3
     covariance_33 = np.linalg.inv(design_N3.T @ design_N3) * (residuals_N @ residuals_N) / freedom
     # (b + 2 c u)^2 = t^2 var(b + 2 c u), a quadratic equation for u
-    t = float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    t = float(stdtrit(freedom, (1 + LEVEL) / 2))
     vb, vbc, vc = covariance_33[1, 1], covariance_33[1, 2], covariance_33[2, 2]
     second, first, zeroth = 4 * (c * c - t * t * vc), 4 * (b * c - t * t * vbc), b * b - t * t * vb
     low = high = None

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from normlab.base.errors import counted
+from normlab.base.errors import StoreError, counted
 from normlab.base.parsing import from_json, read_at_most
-from normlab.store.files import write_atomic
+from normlab.store.files import io_error, write_atomic
+from normlab.store.format import METRICS_FILE, STATUS_FILE
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD
 
@@ -63,21 +64,40 @@ class Upload:
     """Why W&B does not have everything; empty if it has what the run had when the last follower finished."""
 
     @classmethod
+    def load(cls, run: Path) -> Upload:
+        """Return the content of the file in a run's folder; the default if it is missing or of another run.
+
+        Raises:
+            StoreError: The file is damaged, or cannot be read.
+        """
+        path = _file(run, "json")
+        try:
+            content = from_json(read_at_most(path, LARGEST_RECORD))
+            run_id = content.pop("run_id")
+            upload = cls(**content)
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise io_error(path, "read", error) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        if run_id != run.name:
+            return cls()
+        is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
+        if not (is_place and isinstance(upload.problem, str)):
+            raise _damaged(path, "it holds no place of a run at W&B")
+        return upload
+
+    @classmethod
     def read(cls, run: Path) -> Upload:
-        """Return the content of the file in a run's folder; the default if it is missing, damaged or of another run.
+        """Return the content of the file in a run's folder, or the default if it is damaged too.
 
         The next follower then asks W&B, and writes the file anew.
         """
         try:
-            content = from_json(read_at_most(_file(run, "json"), LARGEST_RECORD))
-            run_id = content.pop("run_id")
-            upload = cls(**content)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls.load(run)
+        except StoreError:
             return cls()
-        if run_id != run.name:
-            return cls()
-        is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
-        return upload if is_place and isinstance(upload.problem, str) else cls()
 
     def write(self, run: Path) -> None:
         """Write the file in a run's folder.
@@ -102,8 +122,25 @@ def has_ended(run: Path) -> bool:
     return _file(run, "json").exists() and not is_sending(run)
 
 
+def is_sent(run: Path) -> bool:
+    """Whether W&B has everything of a run, as far as the files in its folder show.
+
+    A file of the record that is newer than the last upload has numbers that W&B lacks: the run was resumed since.
+    """
+    upload = Upload.read(run)
+    if upload.problem or upload.where in ("", WANDB):
+        return False
+    sent_at = _file(run, "json").stat().st_mtime_ns
+    record = [run / name for name in (STATUS_FILE, METRICS_FILE)]
+    return all(path.stat().st_mtime_ns <= sent_at for path in record if path.exists())
+
+
 def _file(run: Path, kind: str) -> Path:
     return run / f"{WANDB}.{kind}"
+
+
+def _damaged(path: Path, reason: str) -> StoreError:
+    return StoreError(f"{path}: is damaged ({reason}); `normlab sync` asks W&B what it has, and writes the file anew")
 
 
 def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:

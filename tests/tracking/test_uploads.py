@@ -1,6 +1,9 @@
 """The lines about what W&B has of runs, and what is known of W&B's login without importing wandb."""
 
+import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from normlab.store.runs import RunFolder
 from normlab.tracking.uploads import Upload, lock_of, may_have_login, mode_of, upload_lines
 from normlab.training.start import train
 from support.small_run import small_run
+
+Command = Callable[..., tuple[int, str, str]]
 
 HINT = "`normlab sync x` sends what is missing"
 NO_PROCESS = "W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
@@ -104,3 +109,43 @@ def test_mode(option: str, variable: str, has_login: bool, mode: str | None, mon
     monkeypatch.setenv("WANDB_MODE", variable)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40 if has_login else "")
     assert mode_of(option) == mode
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"run_id": "x"}'])
+def test_sync_names_a_damaged_file_before_it_asks_for_a_login(
+    content: bytes, run: RunFolder, run_command: Command, tmp_path: Path
+) -> None:
+    path = run.path / "wandb.json"
+    path.write_bytes(content)
+    if content.startswith(b"{"):
+        path.write_text(json.dumps({"run_id": run.run_id, "where": "ftp://x", "problem": ""}))
+    code, out, err = run_command("sync", str(run.path), "--results-dir", str(tmp_path / "results"))
+    damage, login = err.splitlines()
+    assert (code, out, login) == (2, "", "error: no login at W&B; log in with `wandb login`")
+    assert damage.startswith(f"warning: {path}: is damaged (")
+    assert damage.endswith("); `normlab sync` asks W&B what it has, and writes the file anew")
+
+
+def test_sync_names_every_damage_before_it_asks_for_a_login(
+    run: RunFolder, run_command: Command, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    other = train(compose_run([*small_run(results), "train.steps=4", "seed=1"]), trackers=[]).folder
+    (other.path / "status.json").write_text("{}")
+    code, out, err = run_command("sync", run.run_id, other.run_id, "--results-dir", str(results))
+    damage, login = err.splitlines()
+    assert (code, out, login) == (2, "", "error: no login at W&B; log in with `wandb login`")
+    assert f"{other.path / 'status.json'}: is damaged" in damage
+
+
+def test_sync_needs_a_login_only_to_send_something(run: RunFolder, run_command: Command, tmp_path: Path) -> None:
+    command = ("sync", run.run_id, "--results-dir", str(tmp_path / "results"))
+    SENT.write(run.path)
+    assert run_command(*command) == (0, "W&B: http://x\n", "")
+    # A run that was resumed without W&B has newer rows, and an offline run is not at W&B.
+    now = time.time() + 60
+    os.utime(run.metrics_path, (now, now))
+    assert run_command(*command)[0] == 2
+    os.utime(run.metrics_path, (0, 0))
+    replace(SENT, where="wandb").write(run.path)
+    assert run_command(*command) == (2, "", "error: no login at W&B; log in with `wandb login`\n")

@@ -115,7 +115,8 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
     for row in rows:
         with suppress(msgspec.ValidationError):
             outcomes.append(msgspec.convert(row, PackOutcome))
-    if ignored := len(rows) - len(outcomes):
+    ignored = len(rows) - len(outcomes)
+    if ignored:
         warn(f"{path}: {ignored} of {counted(len(rows), 'line')} ignored: no valid outcome of a pack")
     return outcomes
 
@@ -140,7 +141,9 @@ def read_queue(folder: Path) -> dict[int, str]:
         StoreError: The file is damaged, or has another format.
     """
     path = queue_file(folder)
-    return read_record(path, Queue).packs if path.exists() else {}
+    if not path.exists():
+        return {}
+    return read_record(path, Queue).packs
 
 
 def task_outcome_file(folder: Path, number: int) -> Path:
@@ -159,6 +162,7 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
 
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
     """Return the outcome that the task of a pack wrote, or None."""
+    # A task that was killed may have left no file, and its state in Slurm says more than a damaged one.
     with suppress(StoreError):
         return read_record(task_outcome_file(folder, number), PackOutcome)
     return None

@@ -7,7 +7,6 @@ control flow may not.
 import json
 import math
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 
 from normlab.base.options import plain_tree
 from normlab.catalogue.statistics.statistic import PROBE
@@ -34,7 +33,9 @@ def reason_to_train_alone(config: RunConfig) -> str:
     if config.devices > 1:
         return "several devices share the batch of one run"
     # The coefficients of stacked runs are those of one number of updates.
-    return "with precision=fp16, each run skips other updates" if config.precision == "fp16" else ""
+    if config.precision == "fp16":
+        return "with precision=fp16, each run skips other updates"
+    return ""
 
 
 def make_packs(
@@ -43,9 +44,15 @@ def make_packs(
     """Return packs of at most `size` of the runs `indices`; those in `alone` train alone."""
     groups: dict[str, list[int]] = {}
     for index in indices:
-        trains_alone = index in alone or reason_to_train_alone(configs[index])
-        groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
-    return [pack for group in groups.values() for pack in split(group, size)]
+        if index in alone or reason_to_train_alone(configs[index]):
+            key = f"alone: {index}"
+        else:
+            key = pack_key(configs[index])
+        groups.setdefault(key, []).append(index)
+    packs: list[list[int]] = []
+    for group in groups.values():
+        packs += split(group, size)
+    return packs
 
 
 def split(group: Sequence[int], largest: int) -> list[list[int]]:
@@ -54,8 +61,17 @@ def split(group: Sequence[int], largest: int) -> list[list[int]]:
     The packs have equal sizes if a size above largest / 2 divides the group; otherwise sizes differ by at most one.
     """
     largest = min(largest, len(group))
-    equal = next((size for size in range(largest, largest // 2, -1) if len(group) % size == 0), None)
-    packs = len(group) // equal if equal else math.ceil(len(group) / largest)
-    sizes = [len(group) // packs + (number < len(group) % packs) for number in range(packs)]
-    ends = list(accumulate(sizes))
-    return [list(group[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    count = math.ceil(len(group) / largest)
+    # Packs of one size share a compiled step, so a somewhat smaller size that divides the group is better.
+    for size in range(largest, largest // 2, -1):
+        if len(group) % size == 0:
+            count = len(group) // size
+            break
+    smallest, larger_packs = divmod(len(group), count)
+    packs: list[list[int]] = []
+    start = 0
+    for number in range(count):
+        end = start + smallest + (number < larger_packs)
+        packs.append(list(group[start:end]))
+        start = end
+    return packs

@@ -22,13 +22,16 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
             completed runs were deleted.
         StoreError: The status of a run cannot be read.
     """
+    # A run that was added, left out or changed has another id.
     planned = {run.run_id: run for run in plan.runs}
     stored_ids = {run.run_id for run in stored.runs}
     if stored_ids != planned.keys():
-        more = "add --extend, or " if stored_ids < planned.keys() else ""
+        hint = OTHER_NAME
+        if stored_ids < planned.keys():
+            hint = f"add --extend, or {OTHER_NAME}"
         raise ConfigError(
             f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
-            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {more}{OTHER_NAME}"
+            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {hint}"
         )
     if stored.pack != plan.pack:
         raise ConfigError(
@@ -36,15 +39,19 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
             f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
         )
     for run in stored.runs:
-        if run.arm and run.arm != (now := planned[run.run_id].arm):
+        new_name = planned[run.run_id].arm
+        # The name of an arm is no part of its run, but tables and tests compare arms by their names.
+        if run.arm and run.arm != new_name:
             raise ConfigError(
-                f"sweep.name={stored.name}: its arm {run.arm} is called {now or 'nothing'} here; keep its name, or "
-                "choose another sweep.name"
+                f"sweep.name={stored.name}: its arm {run.arm} is called {new_name or 'nothing'} here; keep its name, "
+                "or choose another sweep.name"
             )
     runs = [run_of(folder, run) for run in stored.runs]
     completed = {index for index, run in enumerate(runs) if is_completed(run)}
     # A run without a pack was completed when the plan was made, and the runs of a pack start and end together.
-    pack_of = {index: pack.runs for pack in stored.packs for index in pack.runs}
+    pack_of: dict[int, list[int]] = {}
+    for pack in stored.packs:
+        pack_of |= dict.fromkeys(pack.runs, pack.runs)
     for index, run in enumerate(runs):
         if not run.exists() and (index not in pack_of or completed.intersection(pack_of[index])):
             raise ConfigError(
@@ -56,15 +63,17 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
 
 def halve(plan: Plan, pack: Pack) -> Plan:
     """Return the plan with a pack replaced by its two halves, which get new numbers."""
-    middle, first_number = len(pack.runs) // 2, max(pack.number for pack in plan.packs) + 1
-    parts = (pack.runs[:middle], pack.runs[middle:])
-    halves = [Pack(number, runs, halved_from=pack.number) for number, runs in enumerate(parts, first_number)]
-    position = plan.packs.index(pack)
+    middle = len(pack.runs) // 2
+    # The old number keeps its outcomes, so the halves get numbers that no pack has had.
+    number = max(pack.number for pack in plan.packs) + 1
+    first = Pack(number, pack.runs[:middle], halved_from=pack.number)
+    second = Pack(number + 1, pack.runs[middle:], halved_from=pack.number)
     note = (
         f"pack {pack.number} of {len(pack.runs)} runs ran out of memory and is halved: its runs train in packs of "
-        f"{len(parts[0])} and {len(parts[1])}"
+        f"{len(first.runs)} and {len(second.runs)}"
     )
-    packs = [*plan.packs[:position], *halves, *plan.packs[position + 1 :]]
+    position = plan.packs.index(pack)
+    packs = [*plan.packs[:position], first, second, *plan.packs[position + 1 :]]
     return replace(plan, packs=packs, notes=[*plan.notes, note])
 
 
@@ -82,4 +91,5 @@ def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
     try:
         return all(is_completed(run_of(folder, run)) for run in runs)
     except StoreError:
-        return False  # the process that resumes the run reports the damage
+        # The process that resumes the run reports the damage.
+        return False

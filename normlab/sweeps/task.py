@@ -63,7 +63,8 @@ class Task:
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         job = JobEnvironment().job_id
-        was_stopped = outcome.cause == INTERRUPTED and outcome.detail == STOPPED  # not a disk error
+        # A disk error is an interruption, too, but has another detail: the disk needs space before the next start.
+        was_stopped = outcome.cause == INTERRUPTED and outcome.detail == STOPPED
         if was_stopped and _state_of(job) == "RUNNING":
             answer = call(["scontrol", "requeue", job], ANSWER_WITHIN_S)
             if answer is not None and answer.returncode == 0:
@@ -71,17 +72,21 @@ class Task:
         write_task_outcome(folder, outcome)
         if outcome.is_failure:
             raise NormlabError(f"pack {self.number} {outcome.cause}: {outcome.detail}")
+        # An exit writes no result for submitit, and Slurm may still queue the task again.
         if outcome.cause == INTERRUPTED:
-            sys.exit(128 + signal.SIGTERM)  # writes no result; Slurm may still queue the task again
+            sys.exit(128 + signal.SIGTERM)
         return outcome.cause
 
     def _wait(self, process: RunningPack) -> PackOutcome:
         try:
-            while (outcome := process.poll()) is None:
+            outcome = process.poll()
+            while outcome is None:
                 time.sleep(POLL_EVERY_S)
+                outcome = process.poll()
             return outcome
         finally:
-            process.worker.connection.close()  # stops a worker that still trains
+            # A worker that still trains, because of an error here, stops when its connection closes.
+            process.worker.connection.close()
 
     def checkpoint(self) -> DelayedSubmission:
         """Stop the pack with a checkpoint and return the task to queue, in submitit's handler.
@@ -103,16 +108,28 @@ class Task:
 
 def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
     """Return the states of tasks, and the reasons to wait, by squeue; None if it fails."""
-    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # the tasks of an array share one job id
+    # The tasks of an array share one job id.
+    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))
     options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
     answer = call(["squeue", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
     # "Invalid job id" means that none of the tasks is in the queue.
     if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
         return None
-    rows = (f"{line.strip()}||".split("|")[:3] for line in answer.stdout.splitlines())
-    # Of "CANCELLED by 1000", keep "CANCELLED".
-    return {task: (state.split()[0], reason) for task, state, reason in rows if task in tasks and state.split()}
+    states: dict[str, tuple[str, str]] = {}
+    for line in answer.stdout.splitlines():
+        # Two more separators, so that each line has three parts.
+        task, state, reason = f"{line.strip()}||".split("|")[:3]
+        words = state.split()
+        if task in tasks and words:
+            # Of "CANCELLED by 1000", keep "CANCELLED".
+            states[task] = words[0], reason
+    return states
 
 
 def _state_of(task: str) -> str:
-    return (ask([task]) or {}).get(task, ("", ""))[0]
+    """Return the state of a task in Slurm; empty if it is unknown."""
+    states = ask([task])
+    if states is None or task not in states:
+        return ""
+    state, _ = states[task]
+    return state

@@ -54,7 +54,8 @@ class Worker:
         try:
             received = self._train(number)
             return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
-        except DiskError as error:  # counts as interrupted, so that the same command trains the pack again
+        except DiskError as error:
+            # It counts as interrupted, so that the same command trains the pack again.
             message = one_line(error)
             print(f"error: {message}", file=sys.stderr, flush=True)
             return INTERRUPTED, message
@@ -63,7 +64,8 @@ class Worker:
         except Exception as error:
             traceback.print_exc()
             message, no_memory = f"{type(error).__name__}: {error}", is_out_of_memory(error)
-            if "vmap" in message:  # it draws random numbers, or reads a value on the host
+            # torch's message for code that draws random numbers, or reads a value on the host.
+            if "vmap" in message:
                 message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
         message = one_line(message)
         print(f"error: {message}", file=sys.stderr, flush=True)
@@ -77,14 +79,17 @@ class Worker:
         from normlab.training import start as training
         from normlab.training.machine import NO_GPU, resolve_device
 
-        self._seed = torch.initial_seed() if self._seed is None else self._seed
+        # A pack must have the bits that it has in a new process.
+        if self._seed is None:
+            self._seed = torch.initial_seed()
         torch.manual_seed(self._seed)
         plan = read_plan(self._folder)
         runs = plan.runs_of(plan.pack_of(number))
-        results, before, self._configs = self._folder.parent.parent, self._configs, []
+        earlier_configs, self._configs = self._configs, []
+        results_folder = self._folder.parent.parent
         for run in runs:
             config = load_config(run.config)
-            config.results_dir = str(results)
+            config.results_dir = str(results_folder)
             if self._on_gpu and config.device == "auto" and resolve_device(config) == "cpu":
                 raise ConfigError(
                     f"device=auto: {NO_GPU}, and the sweep was planned for a GPU; check it with nvidia-smi"
@@ -96,11 +101,16 @@ class Worker:
             pack={"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]},
             # Slurm sends SIGTERM to every process of a task, and the parent sends another. SIGKILL ends the process.
             only_first_signal=True,
-            keep_compiled=len(before) == len(runs) and pack_key(before[0]) == pack_key(self._configs[0]),
+            keep_compiled=len(earlier_configs) == len(runs)
+            and pack_key(earlier_configs[0]) == pack_key(self._configs[0]),
         )
-        if "SLURM_JOB_ID" in os.environ:  # Slurm ends all processes of a task with the task
+        # Slurm ends all processes of a task with the task, also those that still send runs to W&B.
+        if "SLURM_JOB_ID" in os.environ:
             wait_for_followers()
-        return next((outcome.signal for outcome in outcomes if outcome.signal), None)
+        for outcome in outcomes:
+            if outcome.signal:
+                return outcome.signal
+        return None
 
     def is_reusable(self) -> bool:
         """Return whether the process can train another pack after a finished one; free the memory of that one.
@@ -109,7 +119,8 @@ class Worker:
         """
         if any(config.plugins or config.devices > 1 for config in self._configs):
             return False
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # after a signal, `only_first_signal` ignores all others
+        # After a signal, `only_first_signal` ignores all others, so nobody could stop the next pack.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
             return False
         import torch
 
@@ -118,12 +129,15 @@ class Worker:
         gc.collect()
         try:
             release_freed_memory()
+            # Other packs on the GPU may need the memory that torch keeps.
             if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()  # for the other packs on the GPU
-        except RuntimeError:  # the GPU has failed since
+                torch.cuda.empty_cache()
+        except RuntimeError:
+            # The GPU has failed since.
             return False
+        # Later collections need not visit the libraries, which takes as long as twenty steps.
         if not gc.get_freeze_count():
-            gc.freeze()  # later collections need not visit the libraries, which takes as long as twenty steps
+            gc.freeze()
         return True
 
 
@@ -158,7 +172,8 @@ def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
         cause, detail = worker.train(number)
         can_continue = cause == FINISHED and worker.is_reusable()
         sys.stdout.flush()
-        with contextlib.suppress(OSError):  # the supervisor has died, so the thread stops the process
+        # If the supervisor has died, the thread stops the process.
+        with contextlib.suppress(OSError):
             connection.send((cause, detail, can_continue))
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from normlab.base.errors import StoreError, counted
 from normlab.config.sweep_options import SweepOptions
@@ -40,6 +41,7 @@ class LocalExecutor:
             StoreError: Slurm has some of the packs.
         """
         queue = read_queue(self._folder)
+        # Two processes that train one run would write to one record.
         if queue:
             jobs = ", ".join(sorted({job.partition("_")[0] for job in queue.values()}))
             raise StoreError(
@@ -56,26 +58,35 @@ class LocalExecutor:
         """
         jobs = self._options.jobs or plan.parallel_packs
         threads = plan.threads or threads_of(jobs * len(self._devices))
-        load = Counter(gpu for running in self._running for gpu in running.worker.gpus or (None,))
+        load = Counter[Gpu | None]()
+        """Running packs by GPU, and with None those on the CPU."""
+        for running in self._running:
+            load.update(running.worker.gpus or [None])
         for position, pack in enumerate(waiting):
             options = process_options(plan, pack)
             count = min(options["devices"], len(self._devices))
-            free = sorted((device for device in self._devices if load[device] < jobs), key=load.__getitem__)[:count]
+            free = [device for device in self._devices if load[device] < jobs]
+            free = sorted(free, key=load.__getitem__)[:count]
             if len(free) < count:
                 return list(waiting[position:])
-            gpus = [device for device in free if device]
-            fitting = (
-                idle for idle in self._idle if (idle.gpus, idle.options, idle.exit_code()) == (gpus, options, None)
-            )
-            if worker := next(fitting, None):
-                self._idle.remove(worker)
-            else:
+            gpus = [device for device in free if device is not None]
+            worker = self._take_idle(gpus, options)
+            if worker is None:
+                # The idle ones would keep their memory while this one trains.
                 self._end_idle()
                 worker = WorkerProcess(self._folder, options, threads, gpus, log_of(self._folder, pack.number))
             self._running.append(RunningPack(self._folder, plan, pack, worker, self._options.timeout_minutes))
             load.update(free)
         self._end_idle()
         return []
+
+    def _take_idle(self, gpus: Sequence[Gpu], options: dict[str, Any]) -> WorkerProcess | None:
+        """Return an idle worker on these GPUs with these options, which then is not idle; None if there is none."""
+        for worker in self._idle:
+            if worker.gpus == gpus and worker.options == options and worker.exit_code() is None:
+                self._idle.remove(worker)
+                return worker
+        return None
 
     def _end_idle(self) -> None:
         while self._idle:
@@ -84,16 +95,19 @@ class LocalExecutor:
     def wait(self, seconds: float) -> None:
         """Wait until a worker answers or exits, but not longer than some seconds."""
         connections = [running.worker.connection for running in self._running]
-        wait([connection for connection in connections if not connection.closed], seconds)
+        connections = [connection for connection in connections if not connection.closed]
+        wait(connections, seconds)
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield new outcomes; the caller must record each outcome before it requests the next."""
         for running in list(self._running):
-            if outcome := running.poll():
-                self._running.remove(running)
-                if running.is_idle:
-                    self._idle.append(running.worker)
-                yield outcome
+            outcome = running.poll()
+            if outcome is None:
+                continue
+            self._running.remove(running)
+            if running.is_idle:
+                self._idle.append(running.worker)
+            yield outcome
 
     def stop(self, *, again: bool) -> str:
         """Stop the processes after a signal, kill them after a second (`again`); return a message."""
@@ -101,7 +115,9 @@ class LocalExecutor:
             running.stop()
             if again:
                 running.worker.kill()
-        return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills the runs)"
+        if again:
+            return ""
+        return "stopping: the runs write their checkpoints (Ctrl-C again kills the runs)"
 
     def close(self) -> None:
         """End the idle workers, and stop those that still train after an error, by closing their connections."""

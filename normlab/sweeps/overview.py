@@ -53,16 +53,18 @@ def _row(folder: Path) -> dict[str, Any]:
             states[DAMAGED] += 1
             continue
         result = status.outcome or state
-        if state == KILLED and run.has_lost_status():  # as in RunRecord.load, which all other readers use
+        # As in RunRecord.load, which all other readers use.
+        if state == KILLED and run.has_lost_status():
             result = DAMAGED
         states[result] += 1
         changed = max(changed, status.updated or 0)
     texts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    study = study_of(plan.notes)
     return row | {
         "varies": _varies(plan),
         "fixed": _fixed(plan),
         "arms": {arm: _set_by(arm, options, plan) for arm, options in plan.design.arms.items()},
-        "study": (study_of(plan.notes) or ("",))[0],
+        "study": study[0] if study is not None else "",
         "runs": len(plan.runs),
         "states": texts,
         "date": _date(changed),
@@ -76,14 +78,15 @@ def _varies(plan: Plan) -> str:
         for override in run.overrides:
             option, _, value = override.partition("=")
             values.setdefault(option, {})[value] = None
-    return " ".join(_override(option, list(own)) for option, own in values.items())
+    return " ".join(_override(option, list(values_of_option)) for option, values_of_option in values.items())
 
 
 def _fixed(plan: Plan) -> str:
     """Return the overrides of all arms that the sweep does not vary; results_dir is that of the list."""
-    varied = {override.partition("=")[0] for run in plan.runs for override in run.overrides}
-    left_out = {*varied, *plan.design.searched, "results_dir"}
-    texts = []
+    left_out = {*plan.design.searched, "results_dir"}
+    for run in plan.runs:
+        left_out.update(override.partition("=")[0] for override in run.overrides)
+    texts: list[str] = []
     for option in plan.design.shared:
         # An arm that sets the option, too, replaces the shared value.
         runs = [run for run in plan.runs if option not in plan.design.arms.get(run.arm, ())]
@@ -105,9 +108,12 @@ def _values(runs: Sequence[PlannedRun], option: str) -> list[str]:
         for part in option.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         # The value of a config group, as norm=rmsnorm, is its preset, or its name where it has no preset.
-        if isinstance(value, dict) and (name := value.get("preset") or value.get("name")):
-            value = name
-        text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else format_setting(as_setting(value))
+        if isinstance(value, dict):
+            value = value.get("preset") or value.get("name") or value
+        if isinstance(value, list):
+            text = f"[{','.join(map(str, value))}]"
+        else:
+            text = format_setting(as_setting(value))
         if option.partition(".")[0] in run.config:
             values[text] = None
     return list(values)
@@ -115,8 +121,12 @@ def _values(runs: Sequence[PlannedRun], option: str) -> list[str]:
 
 def _override(option: str, values: Sequence[str]) -> str:
     """Return an option and some of its values as on the command line; the option alone without values."""
-    more = ",..." if len(values) > MOST_VALUES else ""
-    return f"{option}={','.join(values[:MOST_VALUES])}{more}" if values else option
+    if not values:
+        return option
+    text = f"{option}={','.join(values[:MOST_VALUES])}"
+    if len(values) > MOST_VALUES:
+        text += ",..."
+    return text
 
 
 def _date(seconds: float) -> str:

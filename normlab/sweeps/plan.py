@@ -3,30 +3,27 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from normlab.base.errors import ConfigError, counted
 from normlab.base.options import plain_tree
-from normlab.catalogue.norms.base import NormConfig
 from normlab.config import memory, rules
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.model.fingerprint import fingerprint
-from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
+from normlab.sweeps.equal_functions import equal_functions, other_init_rules
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.sweeps.stored_plan import all_completed, is_completed, reconcile
 from normlab.system.cgroup import allowed_cores
@@ -45,8 +42,6 @@ from normlab.training.training_run import identity, run_id_of
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
-_MOST_BLOCKS = 100
-"""With more blocks in all models that differ, equal ones are not searched for: it would take more than some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,38 +101,44 @@ def make_plan(
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
-    _check_configs([config for _, config in composed])
-    gpus = _gpus_of(options, [config for _, config in composed])
+    configs = [config for _, config in composed]
+    _check_configs(configs)
+    gpus = _gpus_of(options, configs)
     # Packs are planned before they are placed, so each must fit on the smallest GPU.
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
+    slurm = options.slurm if options.on == "slurm" else None
     for varied, config in composed:
         with naming_run(varied):
-            check_run(config, options.slurm if options.on == "slurm" else None, gpu)
+            check_run(config, slurm, gpu)
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
-    name = options.name or _default_name(options, [run.planned for run in runs])
+    planned = [run.planned for run in runs]
+    name = options.name or _default_name(options, planned)
     folder = sweep_folder(runs[0].config.results_dir, name)
-    plan = Plan(name, options.pack, [run.planned for run in runs], [], design=design)
-    if has_plan(folder):
-        stored = read_plan(folder)
-        check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
-        ids = {run.run_id for run in stored.runs}
-        added = [run for run in runs if extend and run.planned.run_id not in ids]
-        old = [run.planned for run in runs if not extend or run.planned.run_id in ids]
-        if extend and len(old) < len(ids):
-            raise ConfigError(
-                f"sweep {name}: these overrides leave out {len(ids) - len(old)} of its {counted(len(ids), 'run')}; give"
-                " the old values too, beside the new ones, or choose another sweep.name"
-            )
-        plan = reconcile(stored, replace(plan, runs=old), folder)
-        if added:
-            plan = _grouped(options, plan, folder, added, gpus)
-            plan = replace(plan, design=stored.design.extended_by(design))
-            return PlannedSweep(plan, folder, warnings, gpus, options, extended=stored)
-    elif extend:
-        raise no_sweep_to_extend(name)
-    else:
+    plan = Plan(name, options.pack, planned, [], design=design)
+    if not has_plan(folder):
+        if extend:
+            raise no_sweep_to_extend(name)
         plan = _grouped(options, replace(plan, runs=[]), folder, runs, gpus)
-    return PlannedSweep(plan, folder, warnings, gpus, options)
+        return PlannedSweep(plan, folder, warnings, gpus, options)
+    stored = read_plan(folder)
+    check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
+    if not extend:
+        return PlannedSweep(reconcile(stored, plan, folder), folder, warnings, gpus, options)
+    stored_ids = {run.run_id for run in stored.runs}
+    stored_runs = [run for run in planned if run.run_id in stored_ids]
+    added = [run for run in runs if run.planned.run_id not in stored_ids]
+    if len(stored_runs) < len(stored_ids):
+        raise ConfigError(
+            f"sweep {name}: these overrides leave out {len(stored_ids) - len(stored_runs)} of its "
+            f"{counted(len(stored_ids), 'run')}; give the old values too, beside the new ones, or choose another "
+            "sweep.name"
+        )
+    plan = reconcile(stored, replace(plan, runs=stored_runs), folder)
+    if not added:
+        return PlannedSweep(plan, folder, warnings, gpus, options)
+    plan = _grouped(options, plan, folder, added, gpus)
+    plan = replace(plan, design=stored.design.extended_by(design))
+    return PlannedSweep(plan, folder, warnings, gpus, options, extended=stored)
 
 
 def no_sweep_to_extend(name: str) -> ConfigError:
@@ -161,6 +162,7 @@ def _resolve_runs(
         key = canonical_hash(plain_tree(replace(config.data, seed=0)))
         if key not in corpora:
             corpora[key] = open_corpus(config.data)
+        tokenizer = corpora[key].tokenizer
         machine = resolve(config, options.has_gpu, gpu)
         run_identity = identity(config, machine, corpora[key])
         run_id = run_id_of(config, run_identity)
@@ -172,87 +174,54 @@ def _resolve_runs(
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             new.append((config, run_identity))
-            warnings |= dict.fromkeys(check_start(config, run_identity, corpora[key].tokenizer))
+            warnings |= dict.fromkeys(check_start(config, run_identity, tokenizer))
         planned = PlannedRun(run_id, list(overrides), config.recorded())
-        runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size)
+        runs[run_id] = ResolvedRun(planned, config, machine, tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
     warnings |= dict.fromkeys(change_warnings(new, Path(composed[0][1].results_dir) / RUNS_FOLDER))
-    rules: dict[str, dict[str, None]] = {}
-    for run in runs.values():
-        rules.setdefault(run.planned.arm or run.config.placement.name, {})[run.config.init_rule] = None
-    names: dict[str, list[str]] = {}
-    for name, own in rules.items():
-        names.setdefault(", ".join(own), []).append(name)
-    if len(names) > 1:
-        texts = "; ".join(f"{own} ({', '.join(having)})" for own, having in names.items())
-        kind = "arms" if any(run.planned.arm for run in runs.values()) else "placements"
-        warnings[f"the {kind} also differ in their init rules: {texts}; init=... gives all of them one"] = None
-    return list(runs.values()), [*warnings, *_same_functions(runs.values())]
-
-
-def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
-    """Yield a warning for each norm and placement that computes what an earlier one does, redundant norms aside."""
-    by_model: dict[str, dict[str, ResolvedRun]] = {}
-    for run in runs:
-        block = repr((run.config.norm, run.config.placement))
-        by_model.setdefault(repr(run.config.model), {}).setdefault(block, run)
-    models = [list(runs_of.values()) for runs_of in by_model.values() if len(runs_of) > 1]
-    blocks = sum(run.config.model.depth for runs_of_model in models for run in runs_of_model)
-    if blocks > _MOST_BLOCKS:
-        yield f"equal functions were not searched for: the models have {blocks} blocks, more than {_MOST_BLOCKS}"
-        return
-    for runs_of_model in models:
-        yield from _same_functions_of_model(runs_of_model)
-
-
-def _same_functions_of_model(runs: Iterable[ResolvedRun]) -> Iterator[str]:
-    """Yield the warnings of `_same_functions` for runs that differ in nothing else of the model."""
-    seen: dict[str, str] = {}
-    reduced: list[tuple[str, NormConfig, list[str], Tensor]] = []
-    for run in runs:
-        varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
-        name, depth = " ".join(varied or run.planned.overrides), run.config.model.depth
-        if not (block := fingerprint(run.config)):  # no small model is valid
-            continue
-        if block in seen:
-            yield f"{name}: is the function of {seen[block]} at depth {depth}; the runs differ at most in the init"
-            continue
-        seen[block] = name
-        own = (name, run.config.norm, *without_redundant_norms(run.config))
-        for other, norm, sites, logits in reduced:
-            if norm == own[1] and sites != own[2] and are_equal(logits, own[3]):
-                redundant = redundancy_text(sorted({*sites, *own[2]}))
-                yield f"{name}: is the function of {other} at depth {depth} without redundant norms; {redundant}"
-                break
-        reduced.append(own)
+    planned_runs = [(run.planned, run.config) for run in runs.values()]
+    return list(runs.values()), [*warnings, *other_init_rules(planned_runs), *equal_functions(planned_runs)]
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
     """Return the plan with more runs, and packs of those that are not completed."""
     first = len(plan.runs)
-    folders, configs = [run_of(folder, run.planned) for run in runs], [run.config for run in runs]
-    for run in folders:
-        _check_not_in_another_pack(run, plan.name)
+    configs = [run.config for run in runs]
     jobs = _jobs(options, runs)
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
-    left = [index for index, run in enumerate(folders) if not is_completed(run)]
-    alone = {index for index in left if folders[index].exists()}
-    first_number = max((pack.number for pack in plan.packs), default=0) + 1
-    packs = [
-        Pack(number, [first + index for index in pack])
-        for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), first_number)
-    ]
-    reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
-    notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
+    left: list[int] = []
+    alone: set[int] = set()
+    for index, run in enumerate(runs):
+        run_folder = run_of(folder, run.planned)
+        _check_not_in_another_pack(run_folder, plan.name)
+        if not is_completed(run_folder):
+            left.append(index)
+            # It has a record already, and the runs of a pack start together.
+            if run_folder.exists():
+                alone.add(index)
+    number = max((pack.number for pack in plan.packs), default=0)
+    packs = list(plan.packs)
+    for indices in sorted(make_packs(configs, left, alone, size)):
+        number += 1
+        packs.append(Pack(number, [first + index for index in indices]))
+    notes = list(plan.notes)
+    if (options.largest_pack or 1) > 1:
+        for reason in dict.fromkeys(map(reason_to_train_alone, configs)):
+            if reason:
+                notes.append(f"sweep.pack={options.pack} does not apply to all runs: {reason}")
     if first:
         notes.append(f"extended from {first} to {first + len(runs)} runs")
-    plan = replace(plan, runs=[*plan.runs, *(run.planned for run in runs)], packs=[*plan.packs, *packs])
-    if first:  # with other threads, the new runs would differ from the old ones by more than their options
-        return replace(plan, notes=[*plan.notes, *notes])
-    jobs = jobs if gpus else max(1, min(jobs, len(packs)))
-    threads = None if options.on == "slurm" else threads_of((options.jobs or jobs) * max(1, len(gpus)))
-    return replace(plan, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
+    plan = replace(plan, runs=[*plan.runs, *(run.planned for run in runs)], packs=packs, notes=notes)
+    # With other threads, the new runs would differ from the old ones by more than their options.
+    if first:
+        return plan
+    if not gpus:
+        jobs = max(1, min(jobs, len(packs)))
+    threads = None
+    if options.on != "slurm":
+        threads = threads_of((options.jobs or jobs) * max(1, len(gpus)))
+    return replace(plan, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
 
 
 def threads_of(processes: int) -> int:
@@ -285,11 +254,8 @@ def _jobs(options: SweepOptions, runs: Sequence[ResolvedRun]) -> int:
     """Return the number of packs that train at once, on each GPU: the smallest of the numbers for each run."""
     if options.jobs is not None or options.on == "slurm":
         return options.jobs or 1
-    cores = allowed_cores()
-    return min(
-        rules.parallel_packs(run.work, run.peak_of(1), cores // run.config.devices, memory.available_bytes())
-        for run in runs
-    )
+    cores, free_bytes = allowed_cores(), memory.available_bytes()
+    return min(rules.parallel_packs(run.work, run.peak_of(1), cores // run.config.devices, free_bytes) for run in runs)
 
 
 def _pack_size(
@@ -320,19 +286,23 @@ def tokens_of(run: PlannedRun) -> int:
 def _check_configs(configs: Sequence[RunConfig]) -> None:
     if not configs:
         raise ConfigError("the sweep has no runs, because an override has no value; give each override a value")
-    if any(config.run.fresh for config in configs):
-        raise ConfigError(
-            "run.fresh=true: has no effect in a sweep, which never repeats a run; leave it out, or change the seed"
-        )
-    if len(folders := {config.results_dir for config in configs}) > 1:
+    for config in configs:
+        if config.run.fresh:
+            raise ConfigError(
+                "run.fresh=true: has no effect in a sweep, which never repeats a run; leave it out, or change the seed"
+            )
+    folders = {config.results_dir for config in configs}
+    if len(folders) > 1:
         raise ConfigError(f"results_dir={','.join(sorted(folders))}: a sweep has one results folder; choose one")
 
 
 def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
     """Return a name of varied options and a hash of the runs, equal for equal overrides."""
-    keys = dict.fromkeys(
-        override.partition("=")[0].lstrip("+").rpartition(".")[2] for run in runs for override in run.overrides
-    )
+    keys: dict[str, None] = {}
+    for run in runs:
+        for override in run.overrides:
+            option = override.partition("=")[0].lstrip("+")
+            keys[option.rpartition(".")[2]] = None
     content = json.dumps([sorted(run.run_id for run in runs), options.pack])
     prefix = ".".join(keys)[:_LONGEST_KEYS].rstrip(".") or "sweep"
     return f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"

@@ -53,7 +53,9 @@ class WorkerProcess:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         # No other process inherits the ends of the connection, so that of the worker closes when the supervisor dies.
         self.connection, end = Pipe()
-        arguments = [*(["--gpu"] if gpus else []), str(end.fileno()), str(folder.absolute())]
+        arguments = [str(end.fileno()), str(folder.absolute())]
+        if gpus:
+            arguments.insert(0, "--gpu")
         try:
             log.parent.mkdir(exist_ok=True)
             with end, open_log(log) as output:
@@ -63,16 +65,19 @@ class WorkerProcess:
             raise io_error(log, "written", error) from error
 
     def train(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
+        # If the process has ended, `exit_code` reports it.
+        with contextlib.suppress(OSError):
             self.connection.send(number)
 
     def answer(self) -> tuple[str, str, bool] | None:
         """Return cause and detail of the end of the pack, and whether the process can train another; None before it."""
         try:
-            return self.connection.recv() if self.connection.poll() else None
+            if self.connection.poll():
+                return self.connection.recv()
         except (EOFError, OSError):
-            self.connection.close()  # at its end, a connection is always ready
-            return None
+            # At its end, a connection is always ready, so that `wait` would return at once.
+            self.connection.close()
+        return None
 
     def exit_code(self) -> int | None:
         """Return the exit code, or minus the number of the signal that ended the process; None while it runs."""
@@ -84,8 +89,10 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process, its children, and the ranks of a run on several devices, each of which leads a session."""
-        pid = self._process.pid
-        kill_sessions(pid, *(children_of(pid) if self.options["devices"] > 1 else ()))
+        leaders = [self._process.pid]
+        if self.options["devices"] > 1:
+            leaders += children_of(self._process.pid)
+        kill_sessions(*leaders)
 
     def end(self) -> None:
         self.kill()
@@ -119,9 +126,11 @@ class RunningPack:
         Stop a worker that has written nothing for `timeout_minutes`, and kill one that has not stopped within the grace
         period.
         """
-        if self._ended is not None:  # a signal may come while the outcome is written
+        # A signal may come while the outcome is written; then the pack is polled again.
+        if self._ended is not None:
             return self._ended
-        code = self.worker.exit_code()  # first: an answer may come just before the end
+        # The exit code first: an answer may come just before the end.
+        code = self.worker.exit_code()
         answer = self.worker.answer()
         if answer is None and code is None:
             self._check_time()
@@ -132,16 +141,17 @@ class RunningPack:
         cause, detail, can_continue = answer
         if self._stopped is not None and cause != FINISHED:
             cause, detail = self._stopped
-        self.is_idle = can_continue and self._stopped is None  # the signal may arrive after the answer
+        # The signal may arrive after the answer, and the worker would stop in the next pack.
+        self.is_idle = can_continue and self._stopped is None
         if not self.is_idle:
             self.worker.end()
-        self._ended = PackOutcome(
-            self.pack.number, cause, one_line(detail), ",".join(gpu.uuid for gpu in self.worker.gpus)
-        )
+        gpus = ",".join(gpu.uuid for gpu in self.worker.gpus)
+        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), gpus)
         return self._ended
 
     def _check_time(self) -> None:
-        if (silent := self._seconds_silent()) > 60 * self._timeout_minutes:
+        silent = self._seconds_silent()
+        if silent > 60 * self._timeout_minutes:
             detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
             self.stop(FAILED, detail)
         if time.monotonic() > self._kill_at:
@@ -165,9 +175,10 @@ class RunningPack:
 
     def _seconds_silent(self) -> float:
         """Return the seconds since the last write to the log or to the record of a run."""
-        # A new status or checkpoint replaces a file, which changes the folder.
-        paths = [path for run in self._runs for path in (run.path, run.metrics_path)]
-        signs = [_size_and_time(path) for path in (*paths, self._log)]
+        signs = [_size_and_time(self._log)]
+        for run in self._runs:
+            # A new status or checkpoint replaces a file, which changes the folder.
+            signs += [_size_and_time(run.path), _size_and_time(run.metrics_path)]
         if signs != self._last_signs:
             self._last_signs, self._last_change = signs, time.monotonic()
         return time.monotonic() - self._last_change
@@ -179,16 +190,23 @@ def cause_of_death(code: int, log: Sequence[str], *, memory_kill: bool = False) 
     `code` is the exit code, or minus the number of the signal; `log` has the last lines of the pack's log; with
     `memory_kill`, the system has killed a process for lack of memory since the pack started.
     """
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    if -code in STOP_SIGNALS:  # before it handles signals
+    # A process that has started handles these signals, and exits with a code of its own.
+    if -code in STOP_SIGNALS:
         return INTERRUPTED, STOPPED
+    name = f"signal {-code}"
+    if -code in set(signal.Signals):
+        name = signal.Signals(-code).name
     if -code == signal.SIGKILL and memory_kill:
         return MEMORY, f"the system ran out of memory and killed the process ({name})"
-    if message := next(filter(is_out_of_memory, log), ""):
-        return MEMORY, f"{message} ({name})"
+    # A library may print that memory ran out, and end the process itself.
+    for line in log:
+        if is_out_of_memory(line):
+            return MEMORY, f"{line} ({name})"
     if code < 0:
         return FAILED, f"killed by {name}"
-    return FAILED, f"exited with code {code}" + (f": {log[-1]}" if log else "")
+    if log:
+        return FAILED, f"exited with code {code}: {log[-1]}"
+    return FAILED, f"exited with code {code}"
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -200,5 +218,6 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _memory_kills() -> int:
-    lines = next(limits("memory", "memory.events"), "").splitlines()  # empty if the group has no memory limit
+    # Empty if the group has no memory limit.
+    lines = next(limits("memory", "memory.events"), "").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -29,34 +29,51 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)
     yield f"sweep   {plan.name}"
-    yield f"runs    {len(plan.runs)}" + (f" ({completed} completed already, not trained again)" if completed else "")
-    yield from (f"note    {note}" for note in plan.notes)
+    if completed:
+        yield f"runs    {len(plan.runs)} ({completed} completed already, not trained again)"
+    else:
+        yield f"runs    {len(plan.runs)}"
+    for note in plan.notes:
+        yield f"note    {note}"
     if not packs:
         yield "packs   none: nothing is left to train"
         return
     largest = max(len(pack.runs) for pack in packs)
-    size = f"up to {largest} runs" if largest > 1 else "one run each"
+    size = "one run each"
+    if largest > 1:
+        size = f"up to {largest} runs"
     yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
     if sweep.gpus:
         indices = ", ".join(str(gpu.index) for gpu in sweep.gpus)
         names = ", ".join(dict.fromkeys(gpu.name for gpu in sweep.gpus))
         yield f"gpus    {indices} ({names}), {counted(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
     elif options.on == "local" and jobs > 1:
-        threads = threads_of(jobs) if "OMP_NUM_THREADS" in os.environ else plan.threads or threads_of(jobs)
+        threads = plan.threads or threads_of(jobs)
+        # The processes of the packs inherit the variable, which takes precedence over the plan.
+        if "OMP_NUM_THREADS" in os.environ:
+            threads = threads_of(jobs)
         yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
     yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in left):,} to train on"
-    for pack in packs if with_packs else ():
-        yield f"pack {pack.number:<3} {label_of(plan, pack)}"
+    if with_packs:
+        for pack in packs:
+            yield f"pack {pack.number:<3} {label_of(plan, pack)}"
 
 
 def label_of(plan: Plan, pack: Pack) -> str:
     """Return the overrides (or the id) of a pack's first run, and the number of other runs."""
-    first, *others = plan.runs_of(pack)
-    return (" ".join(first.overrides) or first.run_id) + (f" and {len(others)} more" if others else "")
+    first, *other_runs = plan.runs_of(pack)
+    # A sweep of one run varies no option.
+    label = " ".join(first.overrides) or first.run_id
+    if other_runs:
+        label += f" and {len(other_runs)} more"
+    return label
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
-    failures = {index for pack in plan.packs if pack.number in failed for index in pack.runs}
+    failures: set[int] = set()
+    for pack in plan.packs:
+        if pack.number in failed:
+            failures.update(pack.runs)
     states = Counter[str]()
     for index, run in enumerate(plan.runs):
         state = _outcome(folder, run)
@@ -66,16 +83,21 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     yield f"{plan.name}: {counted(len(plan.runs), 'run')}, {counts}"
     for pack_number, outcome in sorted(failed.items()):
         # A task of Slurm that ends before its pack starts has a log of its own, which the detail names.
-        log = f" ({os.path.relpath(path)})" if (path := log_of(folder, pack_number)).exists() else ""
+        path = log_of(folder, pack_number)
+        log = f" ({os.path.relpath(path)})" if path.exists() else ""
         label = label_of(plan, plan.pack_of(pack_number))
         yield f"pack {pack_number} {outcome.cause}: {label}: {outcome.detail}{log}"
     if failed:
         yield "failed packs are skipped; the same command with --retry-failed retries them"
     if states["left to train"]:
         yield "the same command trains the remaining runs"
+    # A name is found in the default results folder only.
     name = plan.name if folder.parent.parent == Path("results") else folder
-    test = " --test anytime" if plan.design.baseline else ""
-    yield f"normlab summarize {name}{test}"
+    command = f"normlab summarize {name}"
+    # Seeds were added until the differences were decided, which only this test allows for.
+    if plan.design.baseline:
+        command += " --test anytime"
+    yield command
 
 
 def _outcome(folder: Path, run: PlannedRun) -> str:
@@ -86,7 +108,9 @@ def _outcome(folder: Path, run: PlannedRun) -> str:
             return ""
         status = record.read_status()
         # A run that diverged in a pack which trains on has that state before it has an outcome.
-        return status.outcome or (DIVERGED if status.state == DIVERGED else "")
+        if not status.outcome and status.state == DIVERGED:
+            return DIVERGED
+        return status.outcome or ""
     except StoreError:
         return DAMAGED
 
@@ -109,11 +133,16 @@ class ProgressDisplay:
 
     def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         """Show the outcome of a pack, and the halves that replace one that ran out of memory."""
-        counts = Counter(_outcome(self._folder, run) for run in self._plan.runs_of(pack))
-        outcomes = ", ".join(f"{count} {state}" if len(pack.runs) > 1 else state for state, count in counts.items())
-        cause = outcomes if outcome.cause == FINISHED else f"{outcome.cause}: {outcome.detail}"
-        split = f"; split into packs {' and '.join(str(half.number) for half in halves)}" if halves else ""
-        self.print(f"pack {pack.number} {label_of(self._plan, pack)}: {cause}{split}")
+        if outcome.cause != FINISHED:
+            text = f"{outcome.cause}: {outcome.detail}"
+        elif len(pack.runs) == 1:
+            text = _outcome(self._folder, self._plan.runs_of(pack)[0])
+        else:
+            counts = Counter(_outcome(self._folder, run) for run in self._plan.runs_of(pack))
+            text = ", ".join(f"{count} {state}" for state, count in counts.items())
+        if halves:
+            text += f"; split into packs {' and '.join(str(half.number) for half in halves)}"
+        self.print(f"pack {pack.number} {label_of(self._plan, pack)}: {text}")
 
     def refresh(self) -> None:
         """Print the progress of the sweep every `EVERY_S`."""
@@ -127,21 +156,30 @@ class ProgressDisplay:
 
     def _read(self) -> float:
         """Read the records of the runs that are not completed, and return the fraction of the work that is done."""
+        done, total = 0.0, 0
         for index, run in enumerate(self._plan.runs):
+            # The record of a completed run does not change, and a sweep may have thousands of them.
             if self._done[index] < 1:
                 self._done[index] = _fraction(self._folder, run)
-        costs = [_cost(run) for run in self._plan.runs]
-        return sum(self._done[index] * cost for index, cost in enumerate(costs)) / sum(costs)
+            cost = _cost(run)
+            done += self._done[index] * cost
+            total += cost
+        return done / total
 
     def _summary(self, work: float) -> str:
         completed = sum(fraction == 1 for fraction in self._done.values())
+        percent = round(100 * work)
         # A run whose status.json is lost is not completed, though its rows end at its last step.
-        percent = round(100 * work) if completed == len(self._done) else min(99, round(100 * work))
+        if completed < len(self._done):
+            percent = min(99, percent)
         parts = [f"{completed} completed", f"{percent}% of the work done"]
         if self._failed:
             parts.append(f"{counted(len(self._failed), 'pack')} failed")
-        if (gained := work - self._work_before) > 0:
-            parts.append(f"left {format_duration((1 - work) * (time.monotonic() - self._started) / gained)}")
+        # By the pace of this command: nothing records how long the work before it took.
+        gained = work - self._work_before
+        if gained > 0:
+            seconds = (1 - work) * (time.monotonic() - self._started) / gained
+            parts.append(f"left {format_duration(seconds)}")
         return f"{counted(len(self._done), 'run')}: {', '.join(parts)}"
 
 
@@ -153,7 +191,9 @@ def _fraction(folder: Path, run: PlannedRun) -> float:
         row = read_last_row(run_of(folder, run).metrics_path)
     except StoreError:
         return 0.0
-    return min(0.99, (row["step"] if row else 0) / max(1, run.config["train"]["steps"]))
+    if row is None:
+        return 0.0
+    return min(0.99, row["step"] / max(1, run.config["train"]["steps"]))
 
 
 def _cost(run: PlannedRun) -> float:

@@ -50,7 +50,11 @@ class Removal:
                     raise StoreError(f"run {run.run_id}: sweep {users[run.path][0]} uses it since a moment; try again")
             for run in self.runs:
                 with _locked(run.path):
-                    delete_folder(run.path) if change is None else change(run)
+                    if change is None:
+                        delete_folder(run.path)
+                    else:
+                        change(run)
+            # The sweeps last: after a kill, the same command finds by their plans the runs that are left.
             for sweep in self.sweeps:
                 delete_folder(sweep)
 
@@ -65,7 +69,9 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
         StoreError: A named run is used by a sweep, a plan cannot be read, a run or a sweep is active, or a symbolic
             link leads out of its folder.
     """
-    sweeps, runs, named = dict[Path, None](), dict[Path, RunFolder](), set[Path]()
+    sweeps, runs = dict[Path, None](), dict[Path, RunFolder]()
+    named: set[Path] = set()
+    """Runs that are named themselves, not by their sweep."""
     is_finished = _finish_deletions(names, results_dir)
     found_folders: list[tuple[Path | None, list[RunFolder]]] = []
     missing: list[NoSuchRun] = []
@@ -76,34 +82,46 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
             missing.append(error)
     if missing and not (is_finished or found_folders):
         raise missing[0]
-    for sweep, found in found_folders:
-        folders = {_real(run.path, RUNS_FOLDER): run for run in found}
-        runs |= {path: RunFolder(path) for path in folders}
+    for sweep, runs_of_sweep in found_folders:
+        for run in runs_of_sweep:
+            path = _real(run.path, RUNS_FOLDER)
+            runs[path] = RunFolder(path)
+            if sweep is None:
+                named.add(path)
         if sweep is not None:
             sweeps[_real(sweep, SWEEPS_FOLDER)] = None
-        else:
-            named |= folders.keys()
+    # An active one is an error before anything is listed; `execute` holds the locks.
     for path in (*sweeps, *runs):
         with _locked(path):
             pass
-    users = _users(runs, () if only_checkpoints else sweeps, only_checkpoints)
+    deleted_sweeps = [] if only_checkpoints else list(sweeps)
+    users = _users(runs, deleted_sweeps, only_checkpoints)
     kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
     if only_checkpoints:
-        open_runs = [path for path in runs if not _is_completed(runs[path])]
-        kept |= dict.fromkeys(open_runs, "it is not completed, and resumes from them")
-    for path in named & kept.keys() if not only_checkpoints else ():
-        raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
+        for path, run in runs.items():
+            if not _is_completed(run):
+                kept[path] = "it is not completed, and resumes from them"
+    else:
+        for path in named & kept.keys():
+            raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
     left = [run for path, run in runs.items() if path not in kept]
     reasons = {path.name: reason for path, reason in kept.items()}
-    return Removal([] if only_checkpoints else list(sweeps), left, reasons, only_checkpoints, list(map(str, missing)))
+    return Removal(deleted_sweeps, left, reasons, only_checkpoints, [str(error) for error in missing])
 
 
 def _finish_deletions(names: Sequence[str], results_dir: Folder) -> bool:
     """Delete what killed commands have left in the results folders of some names; whether they have left anything."""
-    # A name may be a path, results/sweeps/first; then its results folder is another.
-    results = {Path(results_dir), *(Path(name).parent.parent for name in names if len(Path(name).parts) > 2)}
-    left = [finish_deletions(folder / kind) for folder in results for kind in (RUNS_FOLDER, SWEEPS_FOLDER)]
-    return any(left)
+    results = {Path(results_dir)}
+    for name in names:
+        # A name may be a path, results/sweeps/first; then its results folder is another.
+        if len(Path(name).parts) > 2:
+            results.add(Path(name).parent.parent)
+    is_finished = False
+    for folder in results:
+        for kind in (RUNS_FOLDER, SWEEPS_FOLDER):
+            if finish_deletions(folder / kind):
+                is_finished = True
+    return is_finished
 
 
 def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
@@ -113,10 +131,12 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
         ConfigError: The new name is invalid or taken, or the sweep is that of a study, which finds it by its name.
         StoreError: There is no such sweep, it is active, a link leads out of it, or one of its packs is not completed.
     """
-    SweepOptions(name=new).validate()  # before `with_name`, which refuses a wrong name without our words
-    if (found := find_sweep(name, results_dir)) is None:
+    # Before `with_name`, whose error for a wrong name does not say what to do.
+    SweepOptions(name=new).validate()
+    sweep = find_sweep(name, results_dir)
+    if sweep is None:
         raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
-    folder = _real(found.absolute(), SWEEPS_FOLDER)
+    folder = _real(sweep.absolute(), SWEEPS_FOLDER)
     if folder.name.startswith("study-"):
         raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
     renames = {folder: folder.with_name(new)}
@@ -147,7 +167,8 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
 
 def _check_packs(folder: Path, plan: Plan) -> None:
     """Check that no run of a sweep resumes in a pack, which keeps the name of its sweep; StoreError if one does."""
-    for run in (run_of(folder, planned) for planned in plan.runs):
+    for planned in plan.runs:
+        run = run_of(folder, planned)
         if not run.exists() or _is_completed(run):
             continue
         if len(RunRecord.load(run, allow_lost_status=True).run.pack.runs) > 1:
@@ -202,26 +223,36 @@ def _users(runs: Collection[Path], without: Collection[Path], only_starts: bool 
     latter only, until all runs that start from them exist.
     """
     users: dict[Path, dict[str, None]] = {}
-    results = dict.fromkeys(path.parent.parent for path in runs)
-    for folder in (folder for each in results for folder in sorted((each / SWEEPS_FOLDER).glob("[!.]*"))):
+    folders: list[Path] = []
+    for results in dict.fromkeys(path.parent.parent for path in runs):
+        folders += sorted((results / SWEEPS_FOLDER).glob("[!.]*"))
+    for folder in folders:
         if not has_plan(folder) or folder in without:
             continue
         folder_of_runs = folder.parent.parent / RUNS_FOLDER
         named = {path.name for path in runs if path.parent == folder_of_runs}
         for run_id, start in read_used_runs(folder):
             # Few runs are named, and a sweep may have ten thousand.
-            used = named & ({start} if only_starts else {run_id, start})
-            if used and not (only_starts and RunFolder(folder_of_runs / run_id).exists()):
-                for each in used:
-                    users.setdefault(folder_of_runs / each, {})[folder.name] = None
+            used = named & {run_id, start}
+            if only_starts:
+                used = named & {start}
+            if not used or (only_starts and RunFolder(folder_of_runs / run_id).exists()):
+                continue
+            for used_id in used:
+                users.setdefault(folder_of_runs / used_id, {})[folder.name] = None
     return {path: list(names) for path, names in users.items()}
 
 
 def _is_completed(run: RunFolder) -> bool:
     """Whether nothing is left to train of a run and of the runs that resume together with it."""
     try:
-        pack = RunRecord.load(run).status.pack.runs
-        others = [each for each in map(RunFolder, (run.path.with_name(run_id) for run_id in pack)) if each.exists()]
-        return all(each.state() in COMPLETED_STATES for each in (run, *others))
-    except StoreError:  # a damaged record
+        if run.state() not in COMPLETED_STATES:
+            return False
+        for run_id in RunRecord.load(run).status.pack.runs:
+            run_of_pack = RunFolder(run.path.with_name(run_id))
+            if run_of_pack.exists() and run_of_pack.state() not in COMPLETED_STATES:
+                return False
+        return True
+    except StoreError:
+        # A damaged record.
         return False

@@ -103,26 +103,37 @@ class SlurmExecutor:
         self._ask_slurm()
         now, planned = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
-            written = files.read_task_outcome(self._folder, number)
-            if (written and state) or state == "CANCELLED" or now - since >= GONE_FOR_S:
-                if number in planned:  # otherwise the pack was halved already
-                    yield written or self._outcome_of_state(plan, number, state)
-                del self._gone[number], self._queue[number]
-                files.write_queue(self._folder, self._queue)
+            outcome = files.read_task_outcome(self._folder, number)
+            # Files may be late: without an outcome, only the time outside of the queue is evidence that there is none.
+            has_ended = state == "CANCELLED" or (outcome is not None and state != "")
+            if not has_ended and now - since < GONE_FOR_S:
+                continue
+            # A pack outside of the plan was halved already.
+            if number in planned:
+                yield outcome or self._outcome_of_state(plan, number, state)
+            del self._gone[number], self._queue[number]
+            files.write_queue(self._folder, self._queue)
 
     def _ask_slurm(self) -> None:
         """Note which tasks are out of the queue, and report new states of the others."""
-        if (listed := ask(self._queue.values())) is None:
+        listed = ask(self._queue.values())
+        if listed is None:
             return
         counts = Counter[str]()
         for number, task in self._queue.items():
             state, reason = listed.get(task, ("", ""))
-            if state and state not in CAUSES:
-                counts[f"{state} ({reason})" if state == "PENDING" else state] += 1
-                self._gone.pop(number, None)
+            if state == "" or state in CAUSES:
+                since, known_state = self._gone.get(number, (time.monotonic(), ""))
+                # squeue lists a final state for some minutes only, so the known one stays.
+                self._gone[number] = since, state or known_state
+                continue
+            # Only a task that waits has a reason.
+            if state == "PENDING":
+                counts[f"PENDING ({reason})"] += 1
             else:
-                since, known = self._gone.get(number, (time.monotonic(), ""))
-                self._gone[number] = since, state or known
+                counts[state] += 1
+            # A task that was queued again is back.
+            self._gone.pop(number, None)
         states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         if states and states != self._states:
             self._report(f"tasks in Slurm: {states}")
@@ -136,17 +147,21 @@ class SlurmExecutor:
         cause = CAUSES.get(state, FAILED)
         if all_completed(self._folder, plan.runs_of(plan.pack_of(number))):
             return PackOutcome(number, FINISHED)
-        remedy = {MEMORY: "raise sweep.slurm.memory_gb", INTERRUPTED: "the same command resumes it"}
         detail = f"Slurm state {state}" if state else "its task ended without an outcome"
-        return PackOutcome(
-            number, cause, f"{detail}; {remedy.get(cause, f'the log of the task is {os.path.relpath(log)}')}"
-        )
+        if cause == MEMORY:
+            remedy = "raise sweep.slurm.memory_gb"
+        elif cause == INTERRUPTED:
+            remedy = "the same command resumes it"
+        else:
+            remedy = f"the log of the task is {os.path.relpath(log)}"
+        return PackOutcome(number, cause, f"{detail}; {remedy}")
 
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
         count = counted(len(self._queue), "pack")
-        command = " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
+        jobs = {task.partition("_")[0] for task in self._queue.values()}
+        command = " ".join(["scancel", *sorted(jobs)])
         self._queue, self._gone = {}, {}
         return f"stopped watching {count} in Slurm; use the same command to watch again, or `{command}` to cancel"
 
@@ -164,8 +179,11 @@ class SlurmExecutor:
                 files.task_outcome_file(self._folder, pack.number).unlink(missing_ok=True)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
-        parts = (option.partition("=") for option in options.extra)
-        extra = {name: value if equals else True for name, equals, value in parts}  # the value of a flag is True
+        extra: dict[str, str | bool] = {}
+        for option in options.extra:
+            name, equals, value = option.partition("=")
+            # In submitit, the value of a flag is True.
+            extra[name] = value if equals else True
         executor = AutoExecutor(self._slurm_folder, cluster="slurm", slurm_max_num_timeout=MOST_REQUEUES)
         executor.update_parameters(
             name=plan.name,
@@ -181,7 +199,8 @@ class SlurmExecutor:
             slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
-            slurm_wckey="",  # the user's default; submitit would set a key of its own, which a cluster may reject
+            # The user's default: submitit would set a key of its own, which a cluster may reject.
+            slurm_wckey="",
             slurm_additional_parameters=extra or None,
             # Since Slurm 22.05, srun does not inherit the cores of sbatch, and may bind the task to one core.
             slurm_srun_args=[f"--cpus-per-task={options.cpus}"],

@@ -45,12 +45,17 @@ def supervise(
     make_folder(folder)
     with file_lock(folder / LOCK_FILE, f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
-        # Another supervisor may have changed the plan since the command read it.
-        stored = read_plan(folder) if has_plan(folder) else None
-        if stored is not None:
-            plan = plan if stored == planned.extended else reconcile(stored, plan, folder)
-        elif (outcomes := folder / OUTCOMES_FILE).exists():  # of a deleted plan, whose numbers this one reuses
-            outcomes.replace(folder / f"before_{OUTCOMES_FILE}")
+        stored = None
+        if has_plan(folder):
+            stored = read_plan(folder)
+            # Another supervisor may have changed the plan since the command read it.
+            if stored != planned.extended:
+                plan = reconcile(stored, plan, folder)
+        else:
+            # The outcomes of a deleted plan, whose numbers of packs this plan reuses, would count for its packs.
+            outcomes = folder / OUTCOMES_FILE
+            if outcomes.exists():
+                outcomes.replace(folder / f"before_{OUTCOMES_FILE}")
         if plan != stored:
             files.write_plan(folder, plan)
         for outcome in executor.take_over(plan):
@@ -76,7 +81,9 @@ class Supervision:
     @property
     def code(self) -> int:
         """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
-        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
+        if self.signal:
+            return 128 + self.signal
+        return int(bool(self.failed or self.incomplete))
 
     def run(self, retry_failed: bool) -> None:
         """Train the packs that are left, without those that have failed unless `retry_failed`."""
@@ -87,9 +94,10 @@ class Supervision:
             if pack.number in latest and pack.number not in active and not self._is_completed(pack):
                 self._halve_after(latest[pack.number])
         left = [pack for pack in self.plan.packs if pack.number not in active and not self._is_completed(pack)]
-        for pack in left if not retry_failed else ():
-            if pack.number in latest and latest[pack.number].is_failure:
-                self.failed[pack.number] = latest[pack.number]
+        if not retry_failed:
+            for pack in left:
+                if pack.number in latest and latest[pack.number].is_failure:
+                    self.failed[pack.number] = latest[pack.number]
         self.waiting = [pack for pack in left if pack.number not in self.failed]
         self.display.start(self.plan, len(self.waiting) + len(active), self.failed)
         signals_handled = 0
@@ -100,7 +108,8 @@ class Supervision:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
                     elif len(signals) > signals_handled:
                         signals_handled = len(signals)
-                        if message := self.executor.stop(again=signals_handled > 1):
+                        message = self.executor.stop(again=signals_handled > 1)
+                        if message:
                             self.display.print(message)
                     self.executor.wait(POLL_EVERY_S)
                     for outcome in self.executor.outcomes(self.plan):
@@ -108,8 +117,11 @@ class Supervision:
                     self.display.refresh()
         finally:
             self.executor.close()
-        self.signal = signals[0] if signals else None
-        self.incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
+        if signals:
+            self.signal = signals[0]
+        for pack in self.plan.packs:
+            if pack.number not in self.failed and not self._is_completed(pack):
+                self.incomplete += 1
 
     def _record(self, outcome: PackOutcome) -> None:
         files.append_outcome(self.folder, outcome)

@@ -78,7 +78,10 @@ def _varies(plan: Plan) -> str:
         for override in run.overrides:
             option, _, value = override.partition("=")
             values.setdefault(option, {})[value] = None
-    return " ".join(_override(option, list(values_of_option)) for option, values_of_option in values.items())
+    texts: list[str] = []
+    for option, values_of_option in values.items():
+        texts.append(_override(option, list(values_of_option)))
+    return " ".join(texts)
 
 
 def _fixed(plan: Plan) -> str:

@@ -124,21 +124,36 @@ def make_plan(
     check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
     if not extend:
         return PlannedSweep(reconcile(stored, plan, folder), folder, warnings, gpus, options)
-    stored_ids = {run.run_id for run in stored.runs}
-    stored_runs = [run for run in planned if run.run_id in stored_ids]
-    added = [run for run in runs if run.planned.run_id not in stored_ids]
-    if len(stored_runs) < len(stored_ids):
-        raise ConfigError(
-            f"sweep {name}: these overrides leave out {len(stored_ids) - len(stored_runs)} of its "
-            f"{counted(len(stored_ids), 'run')}; give the old values too, beside the new ones, or choose another "
-            "sweep.name"
-        )
+    stored_runs, added = _split_runs(runs, stored)
     plan = reconcile(stored, replace(plan, runs=stored_runs), folder)
     if not added:
         return PlannedSweep(plan, folder, warnings, gpus, options)
     plan = _grouped(options, plan, folder, added, gpus)
     plan = replace(plan, design=stored.design.extended_by(design))
     return PlannedSweep(plan, folder, warnings, gpus, options, extended=stored)
+
+
+def _split_runs(runs: Sequence[ResolvedRun], stored: Plan) -> tuple[list[PlannedRun], list[ResolvedRun]]:
+    """Return the runs that a stored plan has, and those that extend it.
+
+    Raises:
+        ConfigError: The stored plan has other runs, too.
+    """
+    stored_ids = {run.run_id for run in stored.runs}
+    stored_runs: list[PlannedRun] = []
+    added: list[ResolvedRun] = []
+    for run in runs:
+        if run.planned.run_id in stored_ids:
+            stored_runs.append(run.planned)
+        else:
+            added.append(run)
+    left_out = len(stored_ids) - len(stored_runs)
+    if left_out:
+        raise ConfigError(
+            f"sweep {stored.name}: these overrides leave out {left_out} of its {counted(len(stored_ids), 'run')}; give "
+            "the old values too, beside the new ones, or choose another sweep.name"
+        )
+    return stored_runs, added
 
 
 def no_sweep_to_extend(name: str) -> ConfigError:
@@ -271,11 +286,13 @@ def _pack_size(
     devices = {run.machine.device for run in runs}
     memory_bytes = min(options.pack_memory(device, gpu_bytes, jobs) for device in devices)
     # Runs of one shape have one size; a large sweep has many of them.
-    shapes = {(run.work, run.peak_of(1)): run for run in runs}
-    sizes = {rules.pack_size(work, run.peak_of, memory_bytes) for (work, _), run in shapes.items()}
+    shapes: dict[tuple[rules.Workload, int], ResolvedRun] = {}
+    for run in runs:
+        shapes[run.work, run.peak_of(1)] = run
+    size = min(rules.pack_size(run.work, run.peak_of, memory_bytes) for run in shapes.values())
     if options.on == "local":
-        sizes.add(max(1, len(runs) // (jobs * max(1, len(gpus)))))
-    return min(sizes), memory_bytes
+        size = min(size, max(1, len(runs) // (jobs * max(1, len(gpus)))))
+    return size, memory_bytes
 
 
 def tokens_of(run: PlannedRun) -> int:

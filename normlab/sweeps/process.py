@@ -220,4 +220,8 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 def _memory_kills() -> int:
     # Empty if the group has no memory limit.
     lines = next(limits("memory", "memory.events"), "").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    for line in lines:
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0

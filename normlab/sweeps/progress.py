@@ -44,9 +44,13 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
         size = f"up to {largest} runs"
     yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
     if sweep.gpus:
-        indices = ", ".join(str(gpu.index) for gpu in sweep.gpus)
-        names = ", ".join(dict.fromkeys(gpu.name for gpu in sweep.gpus))
-        yield f"gpus    {indices} ({names}), {counted(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
+        indices: list[str] = []
+        names: dict[str, None] = {}
+        for gpu in sweep.gpus:
+            indices.append(str(gpu.index))
+            names[gpu.name] = None
+        at_once = f"{counted(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
+        yield f"gpus    {', '.join(indices)} ({', '.join(names)}), {at_once}"
     elif options.on == "local" and jobs > 1:
         threads = plan.threads or threads_of(jobs)
         # The processes of the packs inherit the variable, which takes precedence over the plan.
@@ -167,7 +171,7 @@ class ProgressDisplay:
         return done / total
 
     def _summary(self, work: float) -> str:
-        completed = sum(fraction == 1 for fraction in self._done.values())
+        completed = list(self._done.values()).count(1)
         percent = round(100 * work)
         # A run whose status.json is lost is not completed, though its rows end at its last step.
         if completed < len(self._done):

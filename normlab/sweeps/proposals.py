@@ -41,14 +41,20 @@ def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: 
     seed = int(canonical_hash([*cell, len(trials)])[:8], 16)
     if not trials:
         random = np.random.default_rng(seed)
-        columns = [[limits.at((part + 0.5) / count) for part in random.permutation(count)] for limits in ranges]
-        return [_overrides(ranges, values) for values in zip(*columns, strict=True)]
+        proposals: list[Values] = [()] * count
+        for limits in ranges:
+            for index, part in enumerate(random.permutation(count)):
+                proposals[index] += (limits.text(limits.at((part + 0.5) / count)),)
+        return proposals
     optuna = import_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     _add(study, ranges, trials)
-    proposals = [study.ask(_distributions(ranges)) for _ in range(count)]
-    return [_overrides(ranges, [proposal.params[limits.option] for limits in ranges]) for proposal in proposals]
+    proposals: list[Values] = []
+    for _ in range(count):
+        params = study.ask(_distributions(ranges)).params
+        proposals.append(tuple(limits.text(params[limits.option]) for limits in ranges))
+    return proposals
 
 
 def replay(
@@ -91,10 +97,6 @@ def import_optuna() -> Any:
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def _overrides(ranges: Sequence[Range], values: Sequence[float]) -> Values:
-    return tuple(limits.text(value) for limits, value in zip(ranges, values, strict=True))
 
 
 def _distributions(ranges: Sequence[Range]) -> dict[str, Any]:

@@ -96,7 +96,10 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
             pass
     deleted_sweeps = [] if only_checkpoints else list(sweeps)
     users = _users(runs, deleted_sweeps, only_checkpoints)
-    kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
+    kept: dict[Path, str] = {}
+    for path in runs:
+        if path in users:
+            kept[path] = f"used by sweep {', '.join(users[path])}"
     if only_checkpoints:
         for path, run in runs.items():
             if not _is_completed(run):
@@ -180,7 +183,10 @@ def _check_packs(folder: Path, plan: Plan) -> None:
 
 def size_of(folder: Path) -> int:
     """Return the bytes of all files in a folder; links are not followed."""
-    return sum(os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(folder) for name in names)
+    size = 0
+    for top, _, names in os.walk(folder):
+        size += sum(os.lstat(os.path.join(top, name)).st_size for name in names)
+    return size
 
 
 def _real(path: Path, kind: str) -> Path:

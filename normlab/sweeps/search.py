@@ -28,6 +28,7 @@ from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, s
 from normlab.store.record import RunEntry, flatten
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import PlannedSweep, make_plan, no_sweep_to_extend
+from normlab.sweeps.proposals import Cell, Values
 from normlab.sweeps.stored_plan import OTHER_NAME
 from normlab.sweeps.trials import SweepCommand, Trials, planned_values, values_of_cell
 
@@ -110,6 +111,7 @@ class Search:
             planned = self._trials.next_plan()
             if planned is not None:
                 return planned
+            # All trials are known: the sweep that judges has each cell at its best values.
             best = {cell: [trial.values] for cell, trial in self._trials.best().items()}
             self._more, self._notes = partial(values_of_cell, best), self._trials.notes()
             self._trials = None
@@ -130,6 +132,7 @@ class Search:
                 if self._has_judged:
                     return None
                 break
+            # The next plan adds runs to the one that is trained now.
             self._seeds = min(self._seeds + BLOCK, until.most)
             self._extend = True
         self._has_judged = True
@@ -171,7 +174,8 @@ class Search:
         """
         folder_of_trials = folder.with_name(f"{folder.name}{SEARCH}")
         judging = [flatten(plain_tree(config)) for _, config in composed]
-        if stored is not None:  # its seeds may be others than those of this command
+        if stored is not None:
+            # Its seeds may be others than those of this command.
             judging += [flatten(run.config) for run in stored.runs]
         elif extend and not has_plan(folder_of_trials):
             raise no_sweep_to_extend(folder.name)
@@ -196,8 +200,10 @@ class Search:
         existing = f"sweep.name={stored.name}: the existing sweep of this name"
         if set(stored.design.searched) != set(searched):
             raise ConfigError(f"{existing} is not of a search of {', '.join(searched)}; {OTHER_NAME}")
-        judged = planned_values(folder, trials.cells)
-        judged = {cell: values for cell, values in judged.items() if values}
+        judged: dict[Cell, list[Values]] = {}
+        for cell, values in planned_values(folder, trials.cells).items():
+            if values:
+                judged[cell] = values
         if not judged:
             raise ConfigError(f"{existing} has none of these cells; vary the options that it varies, or {OTHER_NAME}")
         if len(judged) < len(trials.cells) and not extend:
@@ -208,6 +214,7 @@ class Search:
                 f"sweep.trials={trials.count}: sweep {stored.name} has been judged after other trials; choose another "
                 "sweep.name: runs that are completed are not trained again"
             )
+        # Whatever else cannot be continued, as other seeds or another `sweep.pack`, is an error of this plan.
         self._plan_judging(partial(values_of_cell, judged))
 
 

@@ -169,7 +169,7 @@ class SlurmExecutor:
         """Do nothing, because the tasks need no supervisor."""
 
     def _submit_array(self, plan: Plan, packs: Sequence[Pack]) -> None:
-        from submitit import AutoExecutor
+        from submitit import AutoExecutor, Job
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         options = self._options.slurm
@@ -207,14 +207,18 @@ class SlurmExecutor:
         )
         folder = str(self._folder.absolute())
         try:
+            jobs: list[Job[str]] = []
             with executor.batch():
-                tasks = [Task(folder, pack.number, options.cpus, self._options.timeout_minutes) for pack in packs]
-                jobs = [executor.submit(task) for task in tasks]
+                for pack in packs:
+                    task = Task(folder, pack.number, options.cpus, self._options.timeout_minutes)
+                    jobs.append(executor.submit(task))
         except (FailedJobError, FailedSubmissionError) as error:
             raise ConfigError(
                 f"sweep.on=slurm: Slurm rejected the job ({one_line(error)}); change the sweep.slurm options"
             ) from error
-        self._queue |= {pack.number: job.job_id for pack, job in zip(packs, jobs, strict=True)}
+        # Only after the `with` block has submitted the array do its jobs have ids.
+        for pack, job in zip(packs, jobs, strict=True):
+            self._queue[pack.number] = job.job_id
         files.write_queue(self._folder, self._queue)
 
 

@@ -40,8 +40,9 @@ def supervise(
     folder, plan = planned.folder, planned.plan
     display = display or ProgressDisplay(folder)
     executor = make_executor(folder, options, planned.gpus, display.print)
-    for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
-        check_links(path)
+    check_links(folder)
+    for run in plan.runs:
+        check_links(run_of(folder, run).path)
     make_folder(folder)
     with file_lock(folder / LOCK_FILE, f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)

@@ -63,7 +63,8 @@ class Trials:
         folder: Path,
         judging: Sequence[Mapping[str, Setting]],
     ) -> None:
-        import_optuna()  # the first trials do not need it, and would be trained before the error
+        # The first trials do not need Optuna, so without this line they would be trained before the error.
+        import_optuna()
         self._command, self._ranges, self._options, self._folder = command, ranges, options, folder
         self.cells = list(dict.fromkeys(cell_of(varied) for varied, _ in composed))
         self._trials: dict[Cell, list[Trial]] = {cell: [] for cell in self.cells}
@@ -99,7 +100,10 @@ class Trials:
 
     def best(self) -> dict[Cell, Trial]:
         """Return the trial of each cell with the lowest loss."""
-        return {cell: min(trials, key=lambda trial: trial.loss) for cell, trials in self._trials.items()}
+        best: dict[Cell, Trial] = {}
+        for cell, trials in self._trials.items():
+            best[cell] = min(trials, key=lambda trial: trial.loss)
+        return best
 
     def notes(self) -> list[str]:
         """Return a note on the best trial of each cell."""
@@ -113,12 +117,14 @@ class Trials:
 
     def find(self, values_of: Mapping[Cell, Sequence[Values]]) -> bool:
         """Return whether the trials find these values in these cells, as far as their sweep shows."""
-        if not has_plan(self._folder):  # its sweep was deleted, so the same trials are made again
+        # The sweep of the trials was deleted, so the same trials are made again.
+        if not has_plan(self._folder):
             return True
         planned = planned_values(self._folder, self.cells)
         completed = completed_trials(self._folder, _stored_runs(self._folder), self.cells)
         for cell, values in values_of.items():
             trials, missing = replay(self._ranges, cell, completed[cell], self.count)
+            # A trial that is planned may have failed, and is then made again.
             if not set(missing) <= set(planned[cell]):
                 return False
             if not missing and min(trials, key=lambda trial: trial.loss).values not in values:
@@ -166,13 +172,15 @@ def values_of_cell(values: Mapping[Cell, list[Values]], varied: list[str]) -> li
 
 def planned_values(folder: Path, cells: Sequence[Cell]) -> dict[Cell, list[Values]]:
     """Return the values of the searched options with which a sweep has planned runs of each cell."""
-    values_of: dict[Cell, dict[Values, None]] = {cell: {} for cell in cells}
+    values_of: dict[Cell, list[Values]] = {cell: [] for cell in cells}
     for run in _stored_runs(folder):
+        # The varied overrides of a run start with those of its cell, and end with the values of the search.
         overrides = cell_of(run.overrides)
         for cell in cells:
-            if overrides[: len(cell)] == cell:
-                values_of[cell][overrides[len(cell) :]] = None
-    return {cell: list(values) for cell, values in values_of.items()}
+            values = overrides[len(cell) :]
+            if overrides[: len(cell)] == cell and values not in values_of[cell]:
+                values_of[cell].append(values)
+    return values_of
 
 
 def completed_trials(
@@ -185,6 +193,7 @@ def completed_trials(
         if not is_completed(run):
             continue
         record = RunRecord.load(run)
+        # The loss of a run that diverged is infinite.
         bounded_loss = min(record.loss, record.corpus.baselines.uniform)
         for cell in cells:
             if tuple(planned.overrides[: len(cell)]) == cell:

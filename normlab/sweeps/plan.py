@@ -102,7 +102,7 @@ def make_plan(
         StoreError: An existing run or plan cannot be read.
     """
     configs = [config for _, config in composed]
-    _check_configs(configs)
+    check_configs(configs)
     gpus = _gpus_of(options, configs)
     # Packs are planned before they are placed, so each must fit on the smallest GPU.
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
@@ -300,7 +300,12 @@ def tokens_of(run: PlannedRun) -> int:
     return train["steps"] * train["batch_size"] * run.config["model"]["context"]
 
 
-def _check_configs(configs: Sequence[RunConfig]) -> None:
+def check_configs(configs: Sequence[RunConfig]) -> None:
+    """Check what all runs of a sweep have in common.
+
+    Raises:
+        ConfigError: There is no run, the runs have several results folders, or run.fresh=true.
+    """
     if not configs:
         raise ConfigError("the sweep has no runs, because an override has no value; give each override a value")
     for config in configs:

@@ -27,7 +27,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, sweep_folder
 from normlab.store.record import RunEntry, flatten
 from normlab.store.runs import RunFolder
-from normlab.sweeps.plan import PlannedSweep, make_plan, no_sweep_to_extend
+from normlab.sweeps.plan import PlannedSweep, check_configs, make_plan, no_sweep_to_extend
 from normlab.sweeps.proposals import Cell, Values
 from normlab.sweeps.stored_plan import OTHER_NAME
 from normlab.sweeps.trials import SweepCommand, Trials, planned_values, values_of_cell
@@ -84,6 +84,7 @@ class Search:
             if self._until is None:
                 return
         options, composed = compose_sweep(texts, configs)
+        check_configs([config for _, config in composed])
         if self._until is not None:
             _check_baseline(self._until, composed)
         if ranges:

@@ -278,6 +278,11 @@ def test_a_search_does_not_take_the_name_of_a_plain_sweep(overrides: list[str]) 
         next(plans([*overrides, *GRID]))
 
 
+def test_a_search_without_runs_is_an_error(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match="the sweep has no runs"):
+        next(plans([*overrides, "seed=range(0)", "sweep.name=found", "optim.lr=search(1e-4,1e-1)"]))
+
+
 def test_a_search_without_optuna_trains_nothing(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"^search\(...\): needs Optuna, which is not installed; pip install optuna"):

@@ -4,6 +4,9 @@ Every block of the run's depth is built small, in float64, with weights and an i
 gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed. Machines
 and versions of torch differ only near the sixteenth digit, which the rounding removes.
 
+Most blocks of a model are equal, and every block has the same input. So a block that is equal to an earlier one in all
+that it computes from has that one's numbers, and is not executed again (`_KnownBlocks`).
+
 The fingerprint ignores sizes and the init. Options that may have no effect in float64 and five digits
 (`NARROW_OPTIONS`) are hashed by value. If half of an eps gives the same digits
 (an eps that only clamps), its value is hashed, too.
@@ -13,12 +16,13 @@ Shapes: B batch, T time, D width.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.base.errors import ConfigError
 from normlab.config.schema import RunConfig
@@ -58,40 +62,101 @@ def fingerprint(config: RunConfig) -> str:
 
 
 def _lines(config: RunConfig) -> Iterator[str]:
-    return (f"{name} {_digest(value)}\n" for name, value in _outcomes(config))
-
-
-def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield every output, gradient and buffer of each block, and the logits, with a name."""
+    """Yield the name and the digits of every output, gradient and buffer of each block, and of the logits."""
     small = build_small(config, alike=True)
     torch.default_generator.manual_seed(0)  # for a plugin whose forward pass draws random numbers
     for number, norm in enumerate(small.norms):
         for name, parameter in norm.named_parameters():
             if parameter.dim() > 1:  # its values come from torch's generator, which may differ between versions
-                yield f"norm {number} {name}", torch.tensor(parameter.shape)
+                yield f"norm {number} {name} {_digest(torch.tensor(parameter.shape))}\n"
     start = stream = small.gpt.embed(tokens())
+    modes = ("train", "eval") if config.norm.batch_statistics else ("train",)
+    blocks = _KnownBlocks()
     for layer, block in enumerate(small.gpt.blocks, start=1):
-        after = stream
-        modes = ("train", "eval") if config.norm.batch_statistics else ("train",)
-        for mode, scale in product(modes, SCALES):
-            getattr(block, mode)()
-            # Every block gets the same input, of the shape of its own.
-            inputs = [
-                (hashed_numbers(f"stream {i}", *y.shape) * scale).requires_grad_()
-                for i, y in enumerate(_numbers(stream))
-            ]
-            after = block(_with_numbers(stream, iter(inputs)))
-            outputs = _numbers(after)
-            loss = sum((y * hashed_numbers(f"cotangent {i}", *y.shape)).sum() for i, y in enumerate(outputs))
-            assert isinstance(loss, Tensor)
-            names, parameters = zip(*block.named_parameters(), strict=True)
-            grads = torch.autograd.grad(loss, [*inputs, *parameters], allow_unused=True)
-            yield from ((f"{layer} {mode} {scale} output {i}", y.detach()) for i, y in enumerate(outputs))
-            for name, grad in zip([*(f"input {i}" for i in range(len(inputs))), *names], grads, strict=True):
-                yield f"{layer} {mode} {scale} {name}", torch.zeros(1) if grad is None else grad
-        yield from ((f"{layer} {name}", buffer) for name, buffer in block.named_buffers())
-        stream = _with_numbers(after, (y.detach() for y in _numbers(after)))
-    yield "logits", small.gpt.head(start).detach()
+        digits, stream = blocks.execute(block, stream, modes)
+        yield from (f"{layer} {line}" for line in digits)
+    yield f"logits {_digest(small.gpt.head(start).detach())}\n"
+
+
+class _KnownBlocks:
+    """Executes blocks, and returns for a block that is equal to an earlier one what that one gave."""
+
+    def __init__(self) -> None:
+        self._results: dict[Any, tuple[list[str], Any]] = {}
+
+    def execute(self, block: nn.Module, stream: Any, modes: Sequence[str]) -> tuple[list[str], Any]:
+        """Return the lines of a block, without its number, and the stream after it."""
+        try:
+            # Before it is executed, because that changes running statistics.
+            key = _key_of((block, [name for name, _ in block.named_parameters()], _shape_of(stream)))
+        except TypeError:
+            key = None
+        if key is not None and key in self._results:
+            return self._results[key]
+        state = torch.get_rng_state()
+        lines, after = _execute(block, stream, modes)
+        # A block that draws random numbers has others in every layer.
+        if key is not None and torch.equal(torch.get_rng_state(), state):
+            self._results[key] = lines, after
+        return lines, after
+
+
+def _execute(block: nn.Module, stream: Any, modes: Sequence[str]) -> tuple[list[str], Any]:
+    """Execute a block in each mode at each scale of its input; return its lines and the stream after it."""
+    lines: list[str] = []
+    after = stream
+    for mode, scale in product(modes, SCALES):
+        getattr(block, mode)()
+        # Every block gets the same input, of the shape of its own.
+        inputs = [
+            (hashed_numbers(f"stream {i}", *y.shape) * scale).requires_grad_() for i, y in enumerate(_numbers(stream))
+        ]
+        after = block(_with_numbers(stream, iter(inputs)))
+        outputs = _numbers(after)
+        loss = sum((y * hashed_numbers(f"cotangent {i}", *y.shape)).sum() for i, y in enumerate(outputs))
+        assert isinstance(loss, Tensor)
+        names, parameters = zip(*block.named_parameters(), strict=True)
+        grads = torch.autograd.grad(loss, [*inputs, *parameters], allow_unused=True)
+        for i, y in enumerate(outputs):
+            lines.append(f"{mode} {scale} output {i} {_digest(y)}\n")
+        names = [*(f"input {i}" for i in range(len(inputs))), *names]
+        for name, grad in zip(names, grads, strict=True):
+            lines.append(f"{mode} {scale} {name} {_digest(torch.zeros(1) if grad is None else grad)}\n")
+    for name, buffer in block.named_buffers():
+        lines.append(f"{name} {_digest(buffer)}\n")
+    return lines, _with_numbers(after, (y.detach() for y in _numbers(after)))
+
+
+def _key_of(value: Any) -> Any:
+    """Return a hashable value that is equal for two modules only if both compute the same.
+
+    Raises:
+        TypeError: The value, or an attribute of a module, is of a kind that may hide more than can be compared.
+    """
+    if value is None or isinstance(value, bool | int | float | str | type | FunctionType | BuiltinFunctionType):
+        return type(value), value
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.requires_grad, value.detach().numpy().tobytes()
+    if isinstance(value, nn.Module):
+        return type(value), _key_of(vars(value))
+    if isinstance(value, dict):
+        return type(value), tuple((name, _key_of(part)) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(_key_of(part) for part in value)
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(value)
+    raise TypeError(f"{type(value).__name__} is not compared")
+
+
+def _shape_of(stream: Any) -> Any:
+    """Return a stream with the shape of each tensor in place of its numbers, which every block replaces."""
+    if isinstance(stream, Tensor) and stream.is_floating_point():
+        return tuple(stream.shape)
+    if isinstance(stream, dict):
+        return {name: _shape_of(part) for name, part in stream.items()}
+    if isinstance(stream, tuple | list):
+        return tuple(_shape_of(part) for part in stream)
+    return stream
 
 
 def _numbers(stream: Any) -> list[Tensor]:

@@ -57,8 +57,8 @@ def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
     configs = [compose_run([*small_run(Path("nowhere")), *overrides.split(), f"seed={seed}"]) for seed in range(runs)]
     settings, corpus = resolve(config), open_corpus(config.data)
     apply(settings)
-    runs = [TrainingRun(each, RunFolder("nowhere")) for each in configs]
-    loop = Loop(runs, settings, build_parts(runs, settings, corpus))
+    training_runs = [TrainingRun(each, RunFolder("nowhere")) for each in configs]
+    loop = Loop(training_runs, settings, build_parts(training_runs, settings, corpus))
     with PeakBytes() as counted:
         counted.add(*loop.state.runner.params.values(), *loop.state.runner.buffers.values())
         counted.add(*(tensor for moments in loop.state.step.optimizer.moments.values() for tensor in moments.values()))

@@ -25,8 +25,11 @@ class _Started:
 def changed_plugins(config: RunConfig, recorded: Mapping[str, Any]) -> list[str]:
     """Return the files of the plugins of a config whose code is not that of the `versions` in a record."""
     now = versions(config)
-    files = [file for part, file in plugins_of(config).items() if now[part] != recorded.get(part)]
-    return list(dict.fromkeys(files))
+    files: dict[str, None] = {}  # a file may have registered several parts
+    for part, file in plugins_of(config).items():
+        if now[part] != recorded.get(part):
+            files[file] = None
+    return list(files)
 
 
 def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Path) -> list[str]:
@@ -45,11 +48,11 @@ def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Pa
         prefix = run_id_of(config, dict(identity)).rpartition("-")[0]
         if prefix not in recorded:
             recorded[prefix] = dict(_newest_by_options(runs, prefix))
-        found = recorded[prefix].get(_options_key(identity))
-        if found is None:
+        started_run = recorded[prefix].get(_options_key(identity))
+        if started_run is None:
             continue
-        for file in changed_plugins(config, found.identity["versions"]):
-            earlier.setdefault(file, []).append(run_id_of(config, found.identity))
+        for file in changed_plugins(config, started_run.identity["versions"]):
+            earlier.setdefault(file, []).append(run_id_of(config, started_run.identity))
     lines = []
     for file, ids in earlier.items():
         started, consequence = f"run {ids[0]}", "this is a new run; to continue the old one"
@@ -65,7 +68,8 @@ def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Pa
 def reason_of_other_id(config: RunConfig, planned: Path) -> str:
     """Return why a config makes another run id than that of the folder for which it was planned."""
     with contextlib.suppress(StoreError):  # it has not started
-        if files := changed_plugins(config, RunFolder(planned).run(_Started).identity["versions"]):
+        files = changed_plugins(config, RunFolder(planned).run(_Started).identity["versions"])
+        if files:
             return f"{' and '.join(files)} has changed"
     return "a plugin, the corpus, the device or normlab has changed"
 
@@ -100,8 +104,8 @@ def _newest_by_options(runs: Path, prefix: str) -> Iterator[tuple[str, _Started]
     for folder in map(RunFolder, runs.glob(f"{prefix}-*")):
         with contextlib.suppress(StoreError):  # a damaged record is no run to resume
             started.append(folder.run(_Started))
-    for each in sorted(started, key=lambda each: each.created):
-        yield _options_key(each.identity), each
+    for run in sorted(started, key=lambda run: run.created):
+        yield _options_key(run.identity), run
 
 
 def _options_key(identity: Mapping[str, Any]) -> str:

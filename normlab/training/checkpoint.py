@@ -62,8 +62,11 @@ def _system_error(error: OSError | SafetensorError) -> OSError:
     """Return the system's error, whose number a SafetensorError has only in its message."""
     if isinstance(error, OSError):
         return error
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+    match = re.search(r"os error (\d+)", str(error))
+    if match is None:
+        return OSError(str(error))
+    number = int(match[1])
+    return OSError(number, os.strerror(number))
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
@@ -93,12 +96,13 @@ def save(
             shutil.rmtree(unfinished, ignore_errors=True)
         folder.mkdir(exist_ok=True)  # no parents: a run's folder that was moved is not made again
         temporary.mkdir()
-        save_file(
-            {name: _contiguous(tensor.detach()) for name, tensor in tensors.items()}, temporary / "state.safetensors"
-        )
+        contiguous = {name: _contiguous(tensor.detach()) for name, tensor in tensors.items()}
+        save_file(contiguous, temporary / "state.safetensors")
         (temporary / "meta.json").write_bytes(to_json(meta))
         # safetensors ignores the umask and makes a file that only its owner can read.
         shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
+
+        # Against a power cut, each file is on the disk before the manifest, and the manifest before the final name.
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             sync(temporary / name)
@@ -106,6 +110,7 @@ def save(
             with_checksum({"run_id": folder.parent.name, "step": step, "files": parts})
         )
         sync(temporary / "manifest.json")
+
         # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
         if final.is_dir():
             shutil.rmtree(final)
@@ -125,7 +130,12 @@ def steps(folder: Path) -> list[int]:
     """Return the steps of all checkpoints, intact or damaged, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name)))
+    saved: list[int] = []
+    for entry in folder.iterdir():
+        match = _NAME.fullmatch(entry.name)
+        if match is not None:
+            saved.append(int(match[1]))
+    return sorted(saved)
 
 
 def read(folder: Path, step: int) -> Checkpoint:
@@ -155,7 +165,10 @@ def read(folder: Path, step: int) -> Checkpoint:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        cause = _system_error(error) if isinstance(error, OSError | SafetensorError) else OSError()
+        # An error with a number is the system's, of a file that cannot be read; any other is of its content.
+        cause = OSError()
+        if isinstance(error, OSError | SafetensorError):
+            cause = _system_error(error)
         if cause.errno is None:
             raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
         raise io_error(Path(cause.filename or path), "read", cause) from error

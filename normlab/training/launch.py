@@ -49,7 +49,8 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
             return received[0]
         if not failed:
             return None
-        if (code := min(failed.values())) > 128:  # all ranks wrote a checkpoint and stopped after a signal
+        code = min(failed.values())
+        if code > 128:  # all ranks wrote a checkpoint and stopped after a signal
             return code - 128
         raise _error_of(failed, Path(folder))
 
@@ -65,9 +66,11 @@ def _wait(ranks: Sequence[subprocess.Popen[Any]], received: Sequence[int]) -> di
         if deadline == math.inf:
             failed = _failures(ranks)
             if received or failed:
+                # The other ranks would wait in their next step for one that has ended.
                 deadline = time.monotonic() + GRACE_S
+                number = received[0] if received else signal.SIGTERM
                 for rank in ranks:
-                    rank.send_signal(received[0] if received else signal.SIGTERM)
+                    rank.send_signal(number)
         elif time.monotonic() > deadline:
             kill_sessions(*(rank.pid for rank in ranks if rank.poll() is None))
         time.sleep(POLL_S)
@@ -80,9 +83,13 @@ def _failures(ranks: Sequence[subprocess.Popen[Any]]) -> dict[int, int]:
 
 def _error_of(failed: Mapping[int, int], folder: Path) -> NormlabError:
     """Return the error of the rank that failed first; others may have ended because it is gone."""
-    messages = {rank: path.read_text() for rank in failed if (path := folder / f"error_{rank}").exists()}
+    messages: dict[int, str] = {}
+    for rank in failed:
+        path = folder / f"error_{rank}"
+        if path.exists():
+            messages[rank] = path.read_text()
     # A killed rank, then one with a message, then one that another rank has left.
-    rank = min(failed, key=lambda each: (failed[each] >= 0, LOST in messages.get(each, ""), each not in messages))
+    rank = min(failed, key=lambda rank: (failed[rank] >= 0, LOST in messages.get(rank, ""), rank not in messages))
     code, message = failed[rank], messages.get(rank)
     if code < 0:
         return NormlabError(f"rank {rank} was killed by {signal.Signals(-code).name}; {RESUMES}")

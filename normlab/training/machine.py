@@ -68,8 +68,8 @@ class Gpu:
 def gpu_of(index: int | None = None) -> Gpu:
     """Return a visible GPU, by default torch's current one, without creating a context on it."""
     properties = torch.cuda.get_device_properties(index)
-    uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
-    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8)
+    kind = "MIG" if " MIG " in properties.name else "GPU"
+    return Gpu(index or 0, f"{kind}-{properties.uuid}", properties.name, properties.total_memory, properties.major >= 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,20 +127,20 @@ class RuntimeSettings:
         Args:
             resumed: Whether the run resumes from a checkpoint.
         """
-        found: list[str] = []
+        texts: list[str] = []
         alone = replace(rules.workload(config, self.device, self.precision), devices=1)
         would_have_graphs = config.train.graph == "auto" and rules.value_of("train.graph", alone) == "on"
         if self.devices > 1 and would_have_graphs:
-            found.append(
+            texts.append(
                 f"devices={self.devices}: CUDA graphs are off, because they need a single GPU; on a single GPU a "
                 "step of 4 blocks of width 128 takes 0.11 of its time without graphs (results/gpu_h200.md)"
             )
         if self.device == "cuda" and resumed and not self.deterministic:
-            found.append(
+            texts.append(
                 "resuming on a GPU with deterministic=false: results will not be bit-identical; if they must be, "
                 "start the run with deterministic=true (its cost was not measured)"
             )
-        return found
+        return texts
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
         if self.precision not in AUTOCAST_DTYPES:
@@ -161,28 +161,29 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     """
     device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
-    gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
-    precision, compiled = config.precision, config.compile
-    if precision == "auto":
-        if on_gpu and gpu is None:
-            raise ConfigError(
-                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 or fp16 "
-                "for a GPU older than Ampere"
-            )
-        precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
-    elif precision == "tf32" and (not on_gpu or (gpu and not gpu.has_bf16)):
-        raise ConfigError(f"precision=tf32: {gpu or 'a CPU'} has no TF32; use precision=fp32")
+    # The GPU is that of this machine. A run for another one, in Slurm, may be planned on a machine that has none.
+    if not on_gpu or not torch.cuda.is_available():
+        gpu = None
+    elif gpu is None:
+        gpu = gpu_of()
+    precision = _resolve_precision(config, gpu, on_gpu=on_gpu)
     work = rules.workload(config, device, precision)
+    compiled = config.compile
     if compiled == "auto":
         compiled = rules.value_of("compile", work)
-    if compiled == "on" and (gpu or not on_gpu) and (missing := missing_compiler(device)):
-        raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
+    if compiled == "on" and (gpu is not None or not on_gpu):
+        missing = missing_compiler(device)
+        if missing:
+            raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
+    deterministic = config.deterministic
+    if deterministic is None:
+        deterministic = not on_gpu
     return RuntimeSettings(
         device=device,
         precision=precision,
         compile=compiled,
         graph=resolve_graph(config, work),
-        deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
+        deterministic=deterministic,
         init=config.init_rule,
         device_name=gpu.name if gpu else device,
         device_uuid=gpu.uuid if gpu else None,
@@ -193,6 +194,23 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     )
 
 
+def _resolve_precision(config: RunConfig, gpu: Gpu | None, *, on_gpu: bool) -> str:
+    """Return the precision of a run, on a GPU of this machine or, without one, on that of another."""
+    has_bf16 = gpu is not None and gpu.has_bf16
+    if config.precision == "auto":
+        if on_gpu and gpu is None:
+            raise ConfigError(
+                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 or fp16 "
+                "for a GPU older than Ampere"
+            )
+        return "bf16" if has_bf16 else "fp32"
+    # TF32 came with the same GPUs as bf16.
+    is_unknown = on_gpu and gpu is None
+    if config.precision == "tf32" and not has_bf16 and not is_unknown:
+        raise ConfigError(f"precision=tf32: {gpu or 'a CPU'} has no TF32; use precision=fp32")
+    return config.precision
+
+
 def resolve_graph(config: RunConfig, work: rules.Workload) -> str:
     """Return whether the steps of a run are replayed as CUDA graphs, on or off.
 
@@ -200,10 +218,16 @@ def resolve_graph(config: RunConfig, work: rules.Workload) -> str:
         ConfigError: The config requires graphs, which need a GPU, and a single one.
     """
     graph = config.train.graph
-    if graph == "on" and (work.device == "cpu" or config.devices > 1):
-        reason = "a CPU has no CUDA graphs" if work.device == "cpu" else f"devices={config.devices}: needs a single GPU"
+    if graph == "auto":
+        return rules.value_of("train.graph", work)
+    reason = ""
+    if work.device == "cpu":
+        reason = "a CPU has no CUDA graphs"
+    elif config.devices > 1:
+        reason = f"devices={config.devices}: needs a single GPU"
+    if graph == "on" and reason:
         raise ConfigError(f"train.graph=on: {reason}; use train.graph=auto")
-    return rules.value_of("train.graph", work) if graph == "auto" else graph
+    return graph
 
 
 def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
@@ -224,7 +248,9 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
             )
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(f"device=cuda: {NO_GPU}; use device=cpu or auto, or install a torch build with CUDA")
-    return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
+    if config.device != "auto":
+        return config.device
+    return "cuda" if has_gpu else "cpu"
 
 
 def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
@@ -240,14 +266,18 @@ def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | N
         ConfigError: The device, the memory, a corpus file or a group is missing.
     """
     check_parameters(config)
-    if slurm is not None and (
-        config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, config.devices)
-    ):
-        raise ConfigError(
-            f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices} and device={config.device}; set "
-            "it to the number of devices, or to 0 for CPUs"
-        )
-    resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
+    has_gpu = None
+    if slurm is not None:
+        has_gpu = slurm.gpus > 0
+        other_device = "cpu" if has_gpu else "cuda"
+        if config.device == other_device or slurm.gpus not in (0, config.devices):
+            raise ConfigError(
+                f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices} and device={config.device}; set "
+                "it to the number of devices, or to 0 for CPUs"
+            )
+    resolved = resolve(config, has_gpu, gpu)
+
+    # The memory: of a task in Slurm, of the GPU, or of this machine, which all processes of a run share.
     needed = resolved.memory_of(config)
     if slurm is not None:
         if resolved.device == "cpu":
@@ -255,13 +285,16 @@ def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | N
             owner = "a task" if config.devices == 1 else "each process of a task"
             memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
-        if config.devices > (count := torch.cuda.device_count()):
+        count = torch.cuda.device_count()
+        if config.devices > count:
             raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
         memory.check_fits(config, needed, (gpu or gpu_of()).memory_bytes, "the GPU")
     else:
         share = memory.available_bytes() // config.devices
         owner = "this machine" if config.devices == 1 else "each of the processes"
         memory.check_fits(config, needed, share, owner)
+
+    # The text.
     if isinstance(config.data, FilesData):
         find_sources(config.data)
     return resolved
@@ -277,17 +310,21 @@ def compiler_of(device: str) -> str:
     """Return the compiler that torch uses: on a CPU of C++, on a GPU that of C, with which Triton starts kernels."""
     if device == "cuda":
         return os.environ.get("CC", "gcc")
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    return os.environ.get("CXX", default)
 
 
 def missing_compiler(device: str) -> str:
     """Return what compile=on lacks on a device, and what to do; "" if nothing is missing."""
     if device == "cuda" and find_spec("triton") is None:
         return "triton is not installed; install it"
-    if shutil.which(compiler := compiler_of(device)) is None:
-        language, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
-        return f"the {language} compiler {compiler!r} was not found; install it, set {variable} to a compiler"
-    return ""
+    compiler = compiler_of(device)
+    if shutil.which(compiler) is not None:
+        return ""
+    language, variable = "C++", "CXX"
+    if device == "cuda":
+        language, variable = "C", "CC"
+    return f"the {language} compiler {compiler!r} was not found; install it, set {variable} to a compiler"
 
 
 def num_threads() -> int:
@@ -296,7 +333,9 @@ def num_threads() -> int:
     torch's default depends on the affinity of the process, but not on the quota of a cgroup.
     """
     threads = torch.get_num_threads()
-    return threads if "OMP_NUM_THREADS" in os.environ else min(threads, allowed_cores())
+    if "OMP_NUM_THREADS" in os.environ:
+        return threads
+    return min(threads, allowed_cores())
 
 
 def limit_threads() -> None:
@@ -310,10 +349,13 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
     Args:
         keep_compiled: Whether to keep the compiled code of the last run in this process, whose blocks are equal.
     """
+    # The memory and the threads of a CPU.
     if settings.device == "cpu":
         keep_freed_memory()
     if settings.threads < torch.get_num_threads():
         torch.set_num_threads(settings.threads)
+
+    # The kernels of a GPU.
     if settings.deterministic and settings.device == "cuda":
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -321,12 +363,16 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
         # torch warns of this old name. The new one leaves the old one unchanged, and torch's compiler reads both.
         with warnings.catch_warnings(action="ignore"):
             torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
+
+    # Determinism. Without the compiler by a function that does not import it.
     if settings.compile == "on":
         torch.use_deterministic_algorithms(settings.deterministic)  # imports and configures the compiler
     else:
         torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
     # The default fills every new tensor with NaN, a debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+    # The compiler.
     if settings.compile == "on":
         if not keep_compiled:
             # torch caches graphs by code, so the graphs of an earlier model count towards the recompile limit.

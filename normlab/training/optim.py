@@ -52,7 +52,9 @@ def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
         return optim.lr
     floor = optim.final_lr_fraction or 0.0
     start = max(decay_start(optim, steps), optim.warmup_steps)
-    progress = 0.0 if step < start else (step - start) / max(1, steps - start)
+    progress = 0.0
+    if step >= start:
+        progress = (step - start) / max(1, steps - start)
     if optim.schedule == "cosine":
         return optim.lr * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)
     return optim.lr * (1 - (1 - floor) * progress)
@@ -69,7 +71,9 @@ def decay_start(optim: OptimConfig, steps: int) -> int:
 
 def kept_step(optim: OptimConfig, steps: int) -> int | None:
     """Return the step before the decay of a wsd schedule, from which runs of other lengths can start; else None."""
-    return decay_start(optim, steps) if optim.schedule == "wsd" else None
+    if optim.schedule != "wsd":
+        return None
+    return decay_start(optim, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +111,48 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors:
         groups: The group of each parameter by its name (`model.groups.groups_of`).
         factors: Those on the options of a group.
     """
-    by_group = {
-        group: [each.of_group(group, factors(group)) for each in options] for group in dict.fromkeys(groups.values())
-    }
-    rates = {group: repr([replace(each, weight_decay=0.0) for each in runs]) for group, runs in by_group.items()}
-    decays = {group: tuple(each.weight_decay for each in runs) for group, runs in by_group.items()}
-    found: list[Family] = []
-    for rate in dict.fromkeys(rates.values()):
-        same = {group: decays[group] for group in by_group if rates[group] == rate}
-        undecayed = [group for group, decay in same.items() if not any(decay)]
-        for decay in dict.fromkeys(decay for decay in same.values() if any(decay)) or [decays[undecayed[0]]]:
-            decayed = [group for group in same if any(decay) and same[group] == decay]
-            chosen, others = ([name for name in groups if groups[name] in each] for each in (decayed, undecayed))
-            found.append(Family(chosen, others, by_group[(decayed or undecayed)[0]]))
+    # The options of each run in each group, in the order of the model.
+    by_group: dict[str, list[OptimConfig]] = {}
+    for group in dict.fromkeys(groups.values()):
+        by_group[group] = [of_run.of_group(group, factors(group)) for of_run in options]
+
+    # Groups whose options are equal but for the weight decay share an update.
+    by_update: dict[str, list[str]] = {}
+    for group, by_run in by_group.items():
+        without_decay = [replace(of_run, weight_decay=0.0) for of_run in by_run]
+        by_update.setdefault(repr(without_decay), []).append(group)
+
+    # Each weight decay among them is a family. The groups without one join the first family, so that stacked runs
+    # update them by the same operations.
+    made: list[Family] = []
+    for same_update in by_update.values():
+        by_decay: dict[tuple[float, ...], list[str]] = {}
+        undecayed: list[str] = []
+        for group in same_update:
+            decay = tuple(of_run.weight_decay for of_run in by_group[group])
+            if any(decay):
+                by_decay.setdefault(decay, []).append(group)
+            else:
+                undecayed.append(group)
+        for decayed in by_decay.values() or [[]]:
+            first_group = (decayed or undecayed)[0]
+            made.append(Family(_names_in(decayed, groups), _names_in(undecayed, groups), by_group[first_group]))
             undecayed = []
-    return found
+    return made
+
+
+def _names_in(chosen: Sequence[str], groups: Mapping[str, str]) -> list[str]:
+    """Return the names of the parameters in some groups, in the order of the model."""
+    return [name for name, group in groups.items() if group in chosen]
 
 
 def decayed_groups(options: OptimConfig, groups: Mapping[str, str]) -> str:
     """Return the names of the groups of a model that have weight decay, or `none`."""
-    present = [group for group in GROUPS if group in groups.values()]
-    return ", ".join(group for group in present if options.of_group(group).weight_decay) or "none"
+    present, decayed = set(groups.values()), list[str]()
+    for group in GROUPS:
+        if group in present and options.of_group(group).weight_decay:
+            decayed.append(group)
+    return ", ".join(decayed) or "none"
 
 
 @dataclass(slots=True)
@@ -147,14 +172,17 @@ def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperpara
 
 def coefficients_of(by_family: Sequence[Sequence[Hyperparameters]], count: int) -> Tensor:
     """Return the coefficients of update number `count` (from 1) of stacked runs, (F, K, R), in float64."""
-    rows = [[_coefficients(each.options, float(each.lr), count) for each in by_run] for by_run in by_family]
-    return torch.tensor(rows, dtype=torch.float64).mT
+    coefficients_FRK: list[list[list[float]]] = []
+    for by_run in by_family:
+        coefficients_FRK.append([_coefficients(of_run.options, float(of_run.lr), count) for of_run in by_run])
+    return torch.tensor(coefficients_FRK, dtype=torch.float64).mT
 
 
 def _coefficients(options: OptimConfig, lr: float, count: int) -> list[float]:
     """Return the coefficients of a run, padded with 0; the last one is that of the cautious decay."""
-    own = UPDATES[options.name].coefficients(options, lr, count)
-    return [*own, *[0.0] * (COEFFICIENTS - len(own)), lr * options.cautious_decay]
+    coefficients = UPDATES[options.name].coefficients(options, lr, count)
+    padding = [0.0] * (COEFFICIENTS - len(coefficients))
+    return [*coefficients, *padding, lr * options.cautious_decay]
 
 
 class HyperparameterTable:
@@ -167,7 +195,9 @@ class HyperparameterTable:
     """
 
     def __init__(self, families: Sequence[Family], steps: int, like: Tensor, *, numbers: bool) -> None:
-        self._options, self._steps, self._like, self._numbers = [f.options for f in families], steps, like, numbers
+        self._options = [family.options for family in families]
+        """By family and run."""
+        self._steps, self._like, self._numbers = steps, like, numbers
         self._first = -1
         self._rows = like
         """Of the steps from `_first` on: the learning rates of a single run, or the coefficients of a pack."""
@@ -182,24 +212,36 @@ class HyperparameterTable:
         if is_single and self._numbers:
             self.now = [by_run[0] for by_run in self._at(step)]
             return
+        # A device gets the numbers of many steps by one copy from the host.
         first = step - step % STEPS_AT_ONCE
         if first != self._first:
-            by_step = [self._at(number) for number in range(first, min(first + STEPS_AT_ONCE, self._steps))]
-            if is_single:  # float32, as the kernel reads it
-                rows = torch.tensor([[by_run[0].lr for by_run in each] for each in by_step], dtype=torch.float32)
-            else:
-                rows = torch.stack([coefficients_of(each, count) for count, each in enumerate(by_step, first + 1)])
-                rows = rows.to(self._like.dtype)
-            self._first, self._rows = first, send(rows, device)
+            self._first, self._rows = first, send(self._rows_from(first), device)
+        # A graph of the step reads always the same memory, into which the row of the step is copied.
         if self._row is None:
             self._row = torch.empty_like(self._rows[0])
-            options = [by_run[0] for by_run in self._options]
-            self.now = list(map(Hyperparameters, self._row, options)) if is_single else self._row
+            self.now = self._row
+            if is_single:
+                options = [by_run[0] for by_run in self._options]
+                self.now = [Hyperparameters(lr, of_family) for lr, of_family in zip(self._row, options, strict=True)]
         self._row.copy_(self._rows[step - first])
+
+    def _rows_from(self, first: int) -> Tensor:
+        """Return the numbers of the steps from `first` on, on the host."""
+        by_step = [self._at(step) for step in range(first, min(first + STEPS_AT_ONCE, self._steps))]
+        if len(self._options[0]) > 1:
+            rows = [coefficients_of(by_family, count) for count, by_family in enumerate(by_step, first + 1)]
+            return torch.stack(rows).to(self._like.dtype)
+        rates: list[list[float | Tensor]] = []
+        for by_family in by_step:
+            rates.append([by_run[0].lr for by_run in by_family])
+        return torch.tensor(rates, dtype=torch.float32)  # as the kernel reads them
 
     def _at(self, step: int) -> list[list[Hyperparameters]]:
         """Return the hyperparameters of a step by family and run."""
-        return [[hyperparameters_at(each, self._steps, step) for each in by_run] for by_run in self._options]
+        by_family: list[list[Hyperparameters]] = []
+        for by_run in self._options:
+            by_family.append([hyperparameters_at(options, self._steps, step) for options in by_run])
+        return by_family
 
 
 class Optimizer:
@@ -218,17 +260,17 @@ class Optimizer:
         factors: Factors = unscaled,
     ):  # fmt: skip
         self.families = families(options, groups, factors)
-        names = [name for family in self.families for name in family.names]
+        names: list[str] = []
+        names_of_kind: dict[str, list[str]] = {}
+        for family in self.families:
+            names += family.names
+            for kind in family.update.moments:
+                names_of_kind.setdefault(kind, []).extend(family.names)
         assert not isinstance(params, Stack) or params.order == names, "a family's columns must be adjacent"
         self.moments: dict[str, Tensors] = {}
         """By kind and parameter, for the parameters whose update has the kind."""
-        for kind in dict.fromkeys(kind for family in self.families for kind in family.update.moments):
-            kept = [name for family in self.families if kind in family.update.moments for name in family.names]
-            of_kind = params.only(kept) if isinstance(params, Stack) else {name: params[name] for name in kept}
-            if kind == ROWS:
-                rows = {name: tensor[..., :1] for name, tensor in of_kind.items()}
-                of_kind = Stack(rows, order=kept) if isinstance(params, Stack) else rows
-            self.moments[kind] = zeros_like(of_kind)
+        for kind, kept in names_of_kind.items():
+            self.moments[kind] = _zero_moments(kind, kept, params)
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
@@ -255,18 +297,29 @@ class Optimizer:
             self._update_stack(params, grads, hyperparameters, alive[:, None])
             return
         for family, now in zip(self.families, hyperparameters, strict=True):
-            states = (params, grads, *(self.moments[kind] for kind in family.update.moments))
-            for names, decay in ((family.decayed, now.options.decay_per_lr), (family.undecayed, 0.0)):
-                if names:
-                    tensors, gradients, *moments = [[state[name] for name in names] for state in states]
-                    group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
-                    cautious = now.options.cautious_decay if names is family.decayed else 0.0
-                    old = flat(tensors) if cautious else None
-                    family.update.single(now.options, group)
-                    if old is not None:
-                        new = flat(tensors)
-                        decay_cautiously(new, old, now.lr * cautious, alive)
-                        unflatten(tensors, new)
+            options = now.options
+            decays = [(family.decayed, options.decay_per_lr, options.cautious_decay), (family.undecayed, 0.0, 0.0)]
+            for names, decay, cautious_decay in decays:
+                if not names:
+                    continue
+                tensors, gradients, *moments = self._states_of(family, names, params, grads)
+                group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
+                old = flat(tensors) if cautious_decay else None
+                family.update.single(options, group)
+                # The cautious decay needs the direction of the update, so it comes after it.
+                if old is not None:
+                    new = flat(tensors)
+                    decay_cautiously(new, old, now.lr * cautious_decay, alive)
+                    unflatten(tensors, new)
+
+    def _states_of(
+        self, family: Family, names: Sequence[str], params: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+    ) -> list[list[Tensor]]:
+        """Return the named parameters, their gradients and each kind of their moments."""
+        states: list[list[Tensor]] = []
+        for by_name in (params, grads, *(self.moments[kind] for kind in family.update.moments)):
+            states.append([by_name[name] for name in names])
+        return states
 
     def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
         coefficients_FKR1 = coefficients_FKR[..., None].to(params.buffer.dtype)
@@ -275,10 +328,23 @@ class Optimizer:
             columns, gradients, *moments = [state.slice(family.names) for state in states]
             group = StackedGroup(
                 columns, gradients, moments, params.columns(family.decayed), coefficients_KR1[:-1], alive,
-                family.names, [[state[name] for name in family.names] for state in states],
+                family.names, self._states_of(family, family.names, params, grads),
             )  # fmt: skip
             decayed = columns[:, : group.decayed]
-            old = decayed.clone() if any(each.cautious_decay for each in family.options) else None
+            is_cautious = any(options.cautious_decay for options in family.options)
+            old = decayed.clone() if is_cautious else None
             family.update.stacked(family.options[0], group)
             if old is not None:
                 decay_cautiously(decayed, old, coefficients_KR1[-1], alive)
+
+
+def _zero_moments(kind: str, names: list[str], params: Mapping[str, Tensor]) -> Tensors:
+    """Return zeros of the shapes of the named parameters; those of rows have one number for each row."""
+    if isinstance(params, Stack):
+        kept: Tensors = params.only(names)
+    else:
+        kept = {name: params[name] for name in names}
+    if kind == ROWS:
+        rows = {name: tensor[..., :1] for name, tensor in kept.items()}
+        kept = Stack(rows, order=names) if isinstance(params, Stack) else rows
+    return zeros_like(kept)

@@ -60,28 +60,38 @@ def _train(content: Mapping[str, Any]) -> int:
     from normlab.training.start import train_pack, train_replica
 
     config = load_config(content["config"])
-    rank, count, gpu = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    # The device of this rank: a GPU, or its share of the threads.
+    gpu, backend = None, "gloo"
     if resolve_device(config) == "cuda":
-        gpu = torch.device("cuda", rank)
+        gpu, backend = torch.device("cuda", rank), "nccl"
         torch.cuda.set_device(gpu)
     else:
         torch.set_num_threads(max(1, num_threads() // count))
+    settings = resolve(config)
+
     # With its GPU, NCCL connects here and not in the first step, and a barrier need not guess the GPU.
     dist.init_process_group(
-        "gloo" if gpu is None else "nccl", init_method=f"file://{content['folder']}/ranks", rank=rank,
-        world_size=count, timeout=TIMEOUT, device_id=gpu,
+        backend, init_method=f"file://{content['folder']}/ranks", rank=rank, world_size=count, timeout=TIMEOUT,
+        device_id=gpu,
     )  # fmt: skip
-    settings = resolve(config)  # of this rank's GPU and threads
+
+    # Rank 0 trains as the process of a run on one device does; the others have its state and write nothing.
     if rank:
         with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # rank 0 prints the warnings
             received = train_replica(config, settings)
     else:
         received = train_pack([config], settings=settings, pack=content["pack"], only_first_signal=True)[0].signal
         wait_for_followers()
+
+    # The end.
     with contextlib.suppress(RuntimeError):  # the process that started the ranks may be gone, and the group with it
         dist.barrier()  # a rank that leaves earlier is an error for the others
         dist.destroy_process_group()
-    return 128 + received if received else 0
+    if received:
+        return 128 + received
+    return 0
 
 
 def _report(content: Mapping[str, Any], message: str) -> None:

@@ -41,7 +41,9 @@ class StopRequest:
             for number in handled:
                 handler = signal.signal(number, self._handle)
                 # The run has steps now, so a later signal must not print that it has none.
-                self._old_handlers[number] = _default_handler(number) if handler is _end_before_start else handler
+                if handler is _end_before_start:
+                    handler = _default_handler(number)
+                self._old_handlers[number] = handler
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,8 +52,9 @@ class StopRequest:
     def end(self) -> None:
         """Restore the old handlers, unless they ignore further signals; a second call does nothing."""
         ignores = self.received is not None and self._only_first
-        for number, handler in self._old_handlers.items() if not ignores else ():
-            signal.signal(number, handler)
+        if not ignores:
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
         self._old_handlers = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -61,9 +64,11 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
-        for each, handler in self._old_handlers.items() if not self._ends_process else ():
-            is_ignored = self._only_first or each == signal.SIGHUP
-            signal.signal(each, signal.SIG_IGN if is_ignored else handler)
+        if self._ends_process:  # this handler also receives the second signal
+            return
+        for later, handler in self._old_handlers.items():
+            is_ignored = self._only_first or later == signal.SIGHUP
+            signal.signal(later, signal.SIG_IGN if is_ignored else handler)
 
 
 @contextmanager

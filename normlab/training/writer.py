@@ -52,7 +52,9 @@ class Writer:
         Raises:
             BaseException: The error of a job.
         """
-        wait([each for each in (call or self._last,) if each is not None])
+        call = call or self._last
+        if call is not None:
+            wait([call])
         self._raise_error()
 
     def end(self) -> None:
@@ -72,9 +74,10 @@ class Writer:
         if self._error is not None:
             return
         try:
-            others = [self._jobs.submit(job) for job in jobs[1:]]
+            # The first job is of this thread, which has nothing else to do until all are done.
+            started = [self._jobs.submit(job) for job in jobs[1:]]
             jobs[0]()
-            for other in others:
-                other.result()
+            for call in started:
+                call.result()
         except BaseException as error:
             self._error = error

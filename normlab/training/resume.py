@@ -49,7 +49,8 @@ def status_if_completed(run: TrainingRun) -> Status | None:
         raise damaged(folder.path / RUN_FILE, f"it is not the record of run {record['run_id']}")
     if recorded.state not in COMPLETED_STATES:
         return None
-    if problem := folder.metrics_problem():
+    problem = folder.metrics_problem()
+    if problem:
         warn(problem)
     _warn_of_kept_options(recorded.options, flatten(record["config"]), is_completed=True)
     return recorded.status
@@ -59,25 +60,24 @@ def _warn_of_kept_options(
     recorded: Mapping[str, Setting], new: Mapping[str, Setting], *, is_completed: bool = False
 ) -> None:
     """Warn of options without effect: names of a run that has started, statistics and kept weights of an ended one."""
-    ignored = {
-        option: value
-        for option, value in new.items()
-        if value != recorded.get(option)
-        and (
-            (option in KEPT_OPTIONS and value != as_setting(KEPT_OPTIONS[option]))
-            or (is_completed and (option == "train.keep" or (option.startswith("stats.") and option != "stats.preset")))
-        )
-    }
+    ignored: list[str] = []
+    for option, value in new.items():
+        # A command that does not name an option has its default.
+        is_kept = option in KEPT_OPTIONS and value != as_setting(KEPT_OPTIONS[option])
+        is_statistic = option.startswith("stats.") and option != "stats.preset"
+        comes_too_late = is_completed and (is_statistic or option == "train.keep")
+        if value != recorded.get(option) and (is_kept or comes_too_late):
+            ignored.append(f"{option}={value}")
     if ignored:
-        settings = ", ".join(f"{option}={value}" for option, value in ignored.items())
-        warn(f"{settings}: no effect, because the run keeps these options of its first start; {FRESH}")
+        warn(f"{', '.join(ignored)}: no effect, because the run keeps these options of its first start; {FRESH}")
 
 
 def check_pack(run: TrainingRun) -> None:
     """Raise StoreError if a run started in the pack of another sweep, whose runs resume together."""
     if not run.folder.exists():
         return
-    old, new = (msgspec.convert(each.get("pack", {}), RecordedPack) for each in (run.folder.run(), run.new_run_json))
+    old = msgspec.convert(run.folder.run().get("pack", {}), RecordedPack)
+    new = msgspec.convert(run.new_run_json.get("pack", {}), RecordedPack)
     if len(old.runs) > 1 and old.sweep != new.sweep:
         raise StoreError(
             f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
@@ -151,14 +151,17 @@ def resume(state: TrainingState) -> None:
         folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
-        if count := folder.rows().damaged:
+        count = folder.rows().damaged
+        if count:
             warn(f"{folder.metrics_path}: damaged rows: {count}; the run resumes from an intact checkpoint")
 
 
 def _check_not_rewound(runs: Sequence[TrainingRun], checkpoints: Sequence[Checkpoint] | None) -> None:
     """Raise StoreError if a pack would take back a run that has made all its steps to an earlier one."""
-    step = min((saved.step for saved in checkpoints or () if saved.meta.get("diverged") is None), default=0)
-    for run in runs if len(runs) > 1 else ():
+    if len(runs) == 1:
+        return
+    step = _common_step(checkpoints or ()) or 0
+    for run in runs:
         status, steps = run.folder.read_status(), run.config.train.steps
         # A run that is diverged because of its final loss has made all its steps too.
         if step < steps and (status.state == FINISHED or (status.state == DIVERGED and status.step == steps)):
@@ -175,13 +178,19 @@ def _checkpoints_of_one_step(runs: Sequence[TrainingRun]) -> list[Checkpoint] | 
         checkpoints = [saved for saved in newest if saved is not None]
         if len(checkpoints) < len(runs):
             return None
-        step = min((saved.step for saved in checkpoints if saved.meta.get("diverged") is None), default=None)
+        step = _common_step(checkpoints)
         if step is None or all(saved.step <= step for saved in checkpoints):
             return checkpoints
-        newest = [
-            saved if saved.step <= step else _newest_checkpoint(run, at_most=step)
-            for run, saved in zip(runs, checkpoints, strict=True)
-        ]
+        # An older checkpoint may be damaged, so that its run has only one that is older still: compare again.
+        newest = []
+        for run, saved in zip(runs, checkpoints, strict=True):
+            newest.append(saved if saved.step <= step else _newest_checkpoint(run, at_most=step))
+
+
+def _common_step(checkpoints: Sequence[Checkpoint]) -> int | None:
+    """Return the newest step that all runs have reached, except those that diverged; None if all have."""
+    steps = [saved.step for saved in checkpoints if saved.meta.get("diverged") is None]
+    return min(steps, default=None)
 
 
 def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoint | None:
@@ -210,7 +219,8 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
 def report_changes(run: TrainingRun) -> None:
     """Warn of what differs from the run's start, and record what changes its bits."""
     _warn_of_kept_options(flatten(run.run_json["config"]), flatten(run.new_run_json["config"]))
-    old, new = (_environment(msgspec.convert(each, Run)) for each in (run.run_json, run.new_run_json))
+    old = _environment(msgspec.convert(run.run_json, Run))
+    new = _environment(msgspec.convert(run.new_run_json, Run))
     differences = [f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]
     if differences:
         text = "; ".join(differences)

@@ -192,7 +192,7 @@ def open_runs(
         run.new_run_json["warnings"] += check_start(run.config, run.new_run_json["identity"], corpus.tokenizer)
         run.weights = read_weights(run.config, corpus.tokenizer)
         if not run.weights:
-            read_start(run.config)
+            read_start(run.config)  # a damaged checkpoint is an error before the folder exists
     return runs
 
 
@@ -308,16 +308,20 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     except BaseException as error:
         # Write the rows that the loop has recorded. The second Ctrl-C ends the process if that takes too long.
         loop.parts.writer.end()
+        state = FAILED
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
-        _finish(loop, stop, INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED, error)
+            state = INTERRUPTED
+        _finish(loop, stop, state, error)
         raise
     loop.parts.writer.end()
     statuses = _finish(loop, stop, state)
-    return [
-        Outcome(run.folder, status, stop.received if status.state == INTERRUPTED else None)
-        for run, status in zip(loop.runs, statuses, strict=True)
-    ]
+    outcomes: list[Outcome] = []
+    for run, status in zip(loop.runs, statuses, strict=True):
+        # The runs of a stopped pack may have diverged before.
+        number = stop.received if status.state == INTERRUPTED else None
+        outcomes.append(Outcome(run.folder, status, number))
+    return outcomes
 
 
 def _finish(loop: Loop, stop: StopRequest, state: str, error: BaseException | None = None) -> list[Status]:
@@ -341,20 +345,25 @@ def _finish(loop: Loop, stop: StopRequest, state: str, error: BaseException | No
 
 def _last_status(loop: Loop, run: TrainingRun, state: str, error: BaseException | None) -> Status:
     """Return the status of a run after its last step: completed, with its outcome, or with the error that ended it."""
+    is_diverged = run.diverged is not None
     if error is not None:
+        # After an error, only a run whose status.json says diverged keeps that state.
         run.use_recorded()
-    # After an error, only a run whose status.json says diverged keeps that state.
-    is_diverged = run.diverged is not None if error is None else run.divergence_written
+        is_diverged = run.divergence_written
     status = loop.status(run, DIVERGED if is_diverged else state)
     if status.state == FAILED:
-        reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, NormlabError):
+            reason = f"{type(error).__name__}: {error}"
         status = replace(status, error=reason)
     if status.state in COMPLETED_STATES:
-        initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
+        initial_loss = next((row.loss for row in evaluations(run.folder) if row.step == 0), None)
         references = msgspec.convert(run.run_json["corpus"], RecordedCorpus).references(initial_loss)
         status = status.completed(references, run.last_finite)
     with contextlib.suppress(StoreError):  # the outcome stands without them
-        spikes = {each.rule: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(run.folder))}
+        spikes: dict[str, SpikeCount] = {}
+        for counted in count_spikes(series(run.folder)):
+            spikes[counted.rule] = SpikeCount(len(counted.spikes), counted.scored)
         status = replace(status, spikes=spikes)
     # By these digests, readers notice a changed record.
     if status.state not in COMPLETED_STATES:

@@ -78,7 +78,9 @@ def resolve_start(config: RunConfig) -> RunConfig:
     if text is None or FOLDER_OF_WEIGHTS.fullmatch(text):
         return config
     reader = _reader()
-    place = text if text.startswith(reader.HUB) else os.path.abspath(os.path.expanduser(text))
+    place = text
+    if not text.startswith(reader.HUB):
+        place = os.path.abspath(os.path.expanduser(text))
     if reader.is_model(text):
         return _with_start(config, f"{place}@{reader.weights_sha256(text)}")
     name, _, step = text.rpartition("@")
@@ -90,9 +92,8 @@ def resolve_start(config: RunConfig) -> RunConfig:
     try:
         folder = resolve_run(name, config.results_dir)
     except StoreError as error:
-        recorded = {str(each.options.get("train.start_from")) for each in find_runs(config.results_dir)}
-        matches = [FOLDER_OF_WEIGHTS.fullmatch(start) for start in recorded]
-        if len(known := [match[0] for match in matches if match and match[1] == place]) == 1:
+        known = _recorded_starts(place, config.results_dir)
+        if len(known) == 1:
             return _with_start(config, known[0])
         if os.path.isdir(place) and not is_run(Path(place)):
             raise StoreError(
@@ -110,6 +111,17 @@ def resolve_start(config: RunConfig) -> RunConfig:
     return _with_start(config, f"{folder.run_id}@{steps[-1]}")
 
 
+def _recorded_starts(place: str, results_dir: str) -> list[str]:
+    """Return FOLDER@SHA256 of the different weights from which runs have started that were in a folder."""
+    recorded = {str(run.options.get("train.start_from")) for run in find_runs(results_dir)}
+    starts: list[str] = []
+    for start in recorded:
+        match = FOLDER_OF_WEIGHTS.fullmatch(start)
+        if match is not None and match[1] == place:
+            starts.append(start)
+    return starts
+
+
 def _with_start(config: RunConfig, start: str) -> RunConfig:
     return replace(config, train=replace(config.train, start_from=start))
 
@@ -124,7 +136,8 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
     """
     if config.train.start_from is None:
         return []
-    if weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from):
+    weights = FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from)
+    if weights is not None:
         warnings = _reader().check_weights(weights[1], config, tokenizer)
         if _reader().weights_sha256(weights[1]) != weights[2]:
             raise StoreError(
@@ -132,9 +145,9 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
                 "plan the run again"
             )
         return warnings
-    other, step = _start(config)
+    parent, step = _start(config)
     option = f"train.start_from={config.train.start_from}"
-    steps = checkpoint.steps(other.path / checkpoint.FOLDER)
+    steps = checkpoint.steps(parent.path / checkpoint.FOLDER)
     if step not in steps:
         raise StoreError(
             f"{option}: the run has no checkpoint of step {step}; choose one of {', '.join(map(str, steps)) or 'none'} "
@@ -142,9 +155,12 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
         )
     if step >= config.train.steps:
         raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
-    ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
+    parent_identity = parent.run()["identity"]
+    ours, theirs = _fixed_settings(identity), _fixed_settings(parent_identity)
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    if files := changed_plugins(config, other.run()["identity"]["versions"]):
+    # A changed plugin first: its version would be among the options that differ.
+    files = changed_plugins(config, parent_identity["versions"])
+    if files:
         raise ConfigError(f"{option}: {' and '.join(files)} has changed since that run started; undo the change")
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
@@ -172,13 +188,13 @@ def read_start(config: RunConfig) -> Checkpoint:
     Raises:
         StoreError: The checkpoint is damaged or that of a diverged run, or rows before it are missing.
     """
-    other, step = _start(config)
-    saved = checkpoint.read(other.path / checkpoint.FOLDER, step)
-    problem = other.metrics_problem() or other.statistics_problem()
+    parent, step = _start(config)
+    saved = checkpoint.read(parent.path / checkpoint.FOLDER, step)
+    problem = parent.metrics_problem() or parent.statistics_problem()
     if saved.meta["diverged"] is not None:
-        problem = f"run {other.run_id} diverged at step {step}; choose an earlier checkpoint"
-    elif other.size() < saved.meta["metrics_bytes"]:
-        problem = f"{other.metrics_path}: rows before step {step} are missing; restore a copy"
+        problem = f"run {parent.run_id} diverged at step {step}; choose an earlier checkpoint"
+    elif parent.size() < saved.meta["metrics_bytes"]:
+        problem = f"{parent.metrics_path}: rows before step {step} are missing; restore a copy"
     if problem:
         raise StoreError(f"train.start_from={config.train.start_from}: {problem}")
     return saved
@@ -190,11 +206,11 @@ def copy_start(config: RunConfig, folder: RunFolder) -> None:
     Raises:
         StoreError: As `read_start`, or a file cannot be written.
     """
-    other, step = _start(config)
+    parent, step = _start(config)
     saved = read_start(config)
     shutil.rmtree(folder.path / STATISTICS_FOLDER, ignore_errors=True)  # a killed process may have copied a part
-    other.statistics.copy(folder.path, before=step)
-    _, rows = split_first_line(read_bytes(other.metrics_path)[: saved.meta["metrics_bytes"]])
+    parent.statistics.copy(folder.path, before=step)
+    _, rows = split_first_line(read_bytes(parent.metrics_path)[: saved.meta["metrics_bytes"]])
     metrics = first_line(folder.run_id) + rows
     meta = {**saved.meta, "metrics_bytes": len(metrics)}
     checkpoint.save(folder.path / checkpoint.FOLDER, step, saved.tensors, meta)

@@ -134,8 +134,9 @@ class Step:
             measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers
+        measure = self.measure if measured else None
         try:
-            return self._compute(tokens, targets, hyperparameters, old_buffers, self.measure if measured else None)
+            return self._compute(tokens, targets, hyperparameters, old_buffers, measure)
         except RuntimeError:
             # A failed capture of a CUDA graph has computed nothing: the step is computed again, from the old buffers.
             self.runner.set_buffers(old_buffers)
@@ -147,7 +148,7 @@ class Step:
         buffers = self.runner.buffers
         self.runner.train(True)
         _, grads, micro_batches, _ = self._gradients(tokens, targets, self.measure)
-        _, norms = self._norms(grads, each="grad_norm" in self.measure.names)
+        _, norms = self._norms(grads, of_each="grad_norm" in self.measure.names)
         measurement = self.measure.after_update(micro_batches, self.measure.before_update(norms))
         self.runner.set_buffers(buffers)
         return measurement
@@ -162,7 +163,7 @@ class Step:
         loss, grads, micro_batches, scores_LRH = self._gradients(tokens, targets, measure)
 
         # Statistics from before the update; they see the gradient before it is clipped.
-        grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
+        grad_norm, norms = self._norms(grads, of_each=measure is not None and "grad_norm" in measure.names)
         before = [] if measure is None else measure.before_update(norms)
 
         # Clipping.
@@ -277,13 +278,16 @@ class Step:
         return {**selection, "attention": (*selection.get("attention", ()), LARGEST_SCORE)}
 
     @torch.no_grad()
-    def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor | None]:
+    def _norms(self, grads: Tensors, *, of_each: bool) -> tuple[Tensor, Tensor | None]:
         """Return the norm of the whole gradient, (...R), and that of each parameter's, (P, ...R).
 
-        For stacked runs, the second is None unless `each`, because it needs more operations.
+        For stacked runs, the second is None unless `of_each`, because it needs more operations.
         """
         if isinstance(grads, Stack):
-            return torch.linalg.vector_norm(grads.buffer, dim=1), norms_of_each(grads) if each else None
+            norm = torch.linalg.vector_norm(grads.buffer, dim=1)
+            if not of_each:
+                return norm, None
+            return norm, norms_of_each(grads)
         norms = norms_of_each(grads)
         return torch.linalg.vector_norm(norms, dim=0), norms
 
@@ -307,10 +311,14 @@ class Step:
         assert self.qk_clip is not None
         factors_LRH = (self.qk_clip / scores_LRH.clamp(min=self.qk_clip)).sqrt().where(updated[..., None], 1)
         for layer, factors_RH in enumerate(factors_LRH):
-            for name in (f"blocks.{layer}.attn.{site}.{leaf}" for site in "qk" for leaf in ("weight", "bias")):
-                if (parameter := self.runner.params.get(name)) is not None:
-                    by_head = parameter.unflatten(updated.dim(), (scores_LRH.shape[-1], -1))
-                    by_head.mul_(factors_RH.view(*factors_RH.shape, *[1] * (by_head.dim() - factors_RH.dim())))
+            for leaf in ("q.weight", "q.bias", "k.weight", "k.bias"):
+                parameter = self.runner.params.get(f"blocks.{layer}.attn.{leaf}")
+                if parameter is None:
+                    continue
+                # The rows of a matrix, and the numbers of a bias, are those of one head after the other.
+                by_head = parameter.unflatten(updated.dim(), (scores_LRH.shape[-1], -1))
+                ones = [1] * (by_head.dim() - factors_RH.dim())
+                by_head.mul_(factors_RH.view(*factors_RH.shape, *ones))
 
     def _project(self, project: Callable[[Mapping[str, Tensor]], None], updated: Tensor) -> None:
         """Project the parameters of the runs that were updated; the other runs keep their bits."""
@@ -333,4 +341,7 @@ class Step:
 
     def _mask(self, by_run: Tensor, tensor: Tensor) -> Tensor:
         """Return a mask of the runs, (...R), in a shape that broadcasts against the tensor."""
-        return by_run.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else by_run
+        if not self.runner.run_shape:
+            return by_run
+        ones = [1] * (tensor.dim() - 1)
+        return by_run.view(-1, *ones)

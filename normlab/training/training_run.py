@@ -123,7 +123,9 @@ class TrainingRun:
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
         progress.val_loss_ema = losses.get("loss_ema")
-        best = math.inf if progress.best_val_loss is None else progress.best_val_loss
+        best = progress.best_val_loss
+        if best is None:
+            best = math.inf
         if losses["loss"] < best:  # false for NaN
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step
         self.record_rows([{"kind": "eval", "step": progress.step, **losses}])
@@ -189,11 +191,13 @@ class TrainingRun:
         self.folder.check_place()
         self.folder.sync()
         # The previous checkpoint is intact: this process wrote it, or resumed from it.
-        keep = (self.saved_step, kept_step(self.config.optim, self.config.train.steps))
-        checkpoint.save(
-            self.folder.path / checkpoint.FOLDER, step, tensors(), {**meta, "metrics_bytes": self.folder.size()},
-            keep=[step for step in keep if step is not None],
-        )  # fmt: skip
+        kept: list[int] = []
+        for kept_of in (self.saved_step, kept_step(self.config.optim, self.config.train.steps)):
+            if kept_of is not None:
+                kept.append(kept_of)
+        # With the length of the record, a resume cuts off the rows of later steps.
+        meta = {**meta, "metrics_bytes": self.folder.size()}
+        checkpoint.save(self.folder.path / checkpoint.FOLDER, step, tensors(), meta, keep=kept)
         self.saved_step = step
 
     def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
@@ -210,7 +214,8 @@ class TrainingRun:
         """
         meta = saved.meta
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
+        saved_shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}
+        if shapes != saved_shapes:
             raise StoreError(
                 f"the checkpoint of step {saved.step} holds other tensors than this run; restore this run's own, or "
                 f"{FRESH}"
@@ -256,8 +261,12 @@ def plugins_of(config: RunConfig) -> dict[str, str]:
         "placement": ("placement", config.placement.name),
         "init": ("init rule", config.init_rule),
     }
-    files = {part: plugin_file(kind, name) for part, (kind, name) in parts.items()}
-    return {part: file for part, file in files.items() if file is not None}
+    files: dict[str, str] = {}
+    for part, (kind, name) in parts.items():
+        file = plugin_file(kind, name)
+        if file is not None:
+            files[part] = file
+    return files
 
 
 def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
@@ -318,4 +327,5 @@ def _git_state() -> dict[str, str] | None:
         commit, diff = git("rev-parse", "HEAD").strip(), git("diff", "HEAD", "--", "normlab", "conf")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest() if diff else ""}
+    diff_hash = hashlib.sha256(diff.encode()).hexdigest() if diff else ""
+    return {"commit": commit, "diff": diff_hash}

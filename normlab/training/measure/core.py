@@ -6,7 +6,7 @@ parameters are measured before and after the update. A layer whose wiring lacks 
 Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an axis that only stacked runs have.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,17 @@ class _Order(NamedTuple):
     means: int
 
 
+class _Gains(NamedTuple):
+    """The gains of all norms of one width, which are measured by one operation."""
+
+    names: list[str]
+    """The names of the parameters."""
+    has_offset: list[bool]
+    """Whether the norm multiplies by 1 + gain."""
+    columns: dict[str, tuple[Column, ...]]
+    """By statistic."""
+
+
 class CoreStatistics:
     def __init__(self, runner: ModelRunner, names: frozenset[str], ranks: Ranks | None = None):
         self.runner = runner
@@ -48,25 +59,11 @@ class CoreStatistics:
         self._copies: dict[str, Tensor] | None = None
         """The parameters before the update, always in the same memory: on a CPU, new memory costs page faults."""
         depth = len(runner.model.blocks)
-        self._parameter_columns = {
-            statistic: tuple(parameter_column(name, depth, statistic) for name in runner.params)
-            for statistic in ("grad_norm", "param_norm", "update_norm")
-        }
-        by_width: dict[int, list[tuple[Column, str, bool]]] = {}
-        for layer, (prefix, segment) in enumerate(runner.model.segments()):
-            for name, module in segment.named_modules():
-                if isinstance(module, Affine) and module.gain is not None:
-                    column = Column("", norm_site(name.removesuffix("affine").strip(".")), layer)
-                    gain = column, f"{prefix}{name}.gain", module.unit_offset
-                    by_width.setdefault(module.gain.shape[-1], []).append(gain)
-        self._gains = [
-            (
-                [(name, has_offset) for _, name, has_offset in group],
-                {name: tuple(column._replace(statistic=name) for column, _, _ in group) for name in names},
-            )
-            for group in by_width.values()
-        ]
-        """For the gains of each width, the parameters' names and whether 1 is added, and the columns by statistic."""
+        self._parameter_columns: dict[str, tuple[Column, ...]] = {}
+        for statistic in ("grad_norm", "param_norm", "update_norm"):
+            columns = [parameter_column(name, depth, statistic) for name in runner.params]
+            self._parameter_columns[statistic] = tuple(columns)
+        self._gains = _gains_of(runner.model, names)
 
     @torch.no_grad()
     def of_micro_batch(
@@ -91,7 +88,8 @@ class CoreStatistics:
             if scale is not None:
                 norms = norms / scale
             squares = norms.square() * (tokens**2 / grads[0].shape[-1])
-            rows |= {Column("dresid_rms", "", layer): row for layer, row in enumerate(squares.unbind(), start=1)}
+            for layer, row in enumerate(squares.unbind(), start=1):
+                rows[Column("dresid_rms", "", layer)] = row
         order = self._order(tuple(rows))
         return Measurement(order.columns, self._stack([rows[column] for column in order.columns]))
 
@@ -109,13 +107,16 @@ class CoreStatistics:
         if "param_norm" in self.names:
             measured.append(self._of_parameters("param_norm", norms_of_each(params)))
         if self.names & set(NEEDS_PARAMETER_COPY):
-            self._copies = zeros_like(params) if self._copies is None else self._copies
+            if self._copies is None:
+                self._copies = zeros_like(params)
             torch._foreach_copy_(storages(self._copies), storages(params))
         return [*measured, *self._gain_statistics()]
 
     @torch.no_grad()
     def after_update(self, micro_batches: Sequence[Measurement], before: Sequence[Measurement]) -> Measurement:
         """Return all core statistics of the step."""
+        # Those of the micro-batches, merged over them and over the ranks. The root comes last: the mean of squares is
+        # that of the whole batch, the mean of roots is not.
         columns, maxima, means = self._order(micro_batches[0].columns)
         values = micro_batches[0].values
         if len(micro_batches) > 1:
@@ -125,43 +126,77 @@ class CoreStatistics:
             values = torch.cat([stacked[:, :maxima].amax(0), stacked[:, maxima:].mean(0)])
         values = self.ranks.merge(values, maxima)
         values[maxima + means :].sqrt_()
+
+        # Those of the parameters.
         parts = [Measurement(columns, values), *before]
         if self._copies is not None:
             torch._foreach_sub_(storages(self._copies), storages(self.runner.params))
             parts.append(self._of_parameters("update_norm", norms_of_each(self._copies)))
-        dtype = parts[-1].values.dtype if not columns else values.dtype
-        return Measurement(
-            tuple(column for part in parts for column in part.columns),
-            torch.cat([part.values.to(dtype) for part in parts]),
-        )
+
+        # One vector; statistics of the parameters alone keep the dtype of these.
+        dtype = values.dtype if columns else parts[-1].values.dtype
+        all_columns: list[Column] = []
+        for part in parts:
+            all_columns += part.columns
+        return Measurement(tuple(all_columns), torch.cat([part.values.to(dtype) for part in parts]))
 
     def _stack(self, rows: list[Tensor]) -> Tensor:
         """Return values as (K, ...R), on the device even if there are none."""
+        if rows:
+            return torch.stack(rows)
         device = next(iter(self.runner.params.values())).device
-        return torch.stack(rows) if rows else torch.zeros(0, *self.runner.run_shape, device=device)
+        return torch.zeros(0, *self.runner.run_shape, device=device)
 
     def _of_parameters(self, statistic: str, values: Tensor) -> Measurement:
         return Measurement(self._parameter_columns[statistic], values)
 
     def _gain_statistics(self) -> Iterable[Measurement]:
         statistics = self.selection.get("gain", ())
-        for gains, columns in self._gains if statistics else ():
-            params = [(self.runner.params[name].detach(), has_offset) for name, has_offset in gains]
-            view = View(torch.stack([gain + 1 if has_offset else gain for gain, has_offset in params]))
+        if not statistics:
+            return
+        for gains in self._gains:
+            factors: list[Tensor] = []
+            for name, has_offset in zip(gains.names, gains.has_offset, strict=True):
+                gain = self.runner.params[name].detach()
+                factors.append(gain + 1 if has_offset else gain)
+            view = View(torch.stack(factors))
             for name, value in statistics:
-                yield Measurement(columns[name], value(view))
+                yield Measurement(gains.columns[name], value(view))
 
     def _order(self, columns: tuple[Column, ...]) -> _Order:
         """Return the order of the statistics of a micro-batch; sorted once."""
         if columns not in self._orders:
             by_merge: dict[str, list[Column]] = {"max": [], "mean": [], "rms": []}
-            names = list(STATISTICS)  # their order does not depend on which tensors were stacked
-            for column in sorted(columns, key=lambda each: (names.index(each.statistic), each.site, each.layer)):
+            # By the registry, so that the order does not depend on which tensors were stacked.
+            names = list(STATISTICS)
+            for column in sorted(
+                columns, key=lambda column: (names.index(column.statistic), column.site, column.layer)
+            ):
                 by_merge[STATISTICS[column.statistic].merge].append(column)
-            ordered = tuple(column for group in by_merge.values() for column in group)
+            ordered = (*by_merge["max"], *by_merge["mean"], *by_merge["rms"])
             order = _Order(ordered, len(by_merge["max"]), len(by_merge["mean"]))
             self._orders[columns] = self._orders[ordered] = order
         return self._orders[columns]
+
+
+def _gains_of(model: GPT, statistics: Collection[str]) -> list[_Gains]:
+    """Return the gains of all norms of a model, those of each width together."""
+    by_width: dict[int, list[tuple[Column, str, bool]]] = {}
+    for layer, (prefix, segment) in enumerate(model.segments()):
+        for name, module in segment.named_modules():
+            if isinstance(module, Affine) and module.gain is not None:
+                column = Column("", norm_site(name.removesuffix("affine").strip(".")), layer)
+                gain = column, f"{prefix}{name}.gain", module.unit_offset
+                by_width.setdefault(module.gain.shape[-1], []).append(gain)
+
+    gains: list[_Gains] = []
+    for of_width in by_width.values():
+        columns, names, has_offset = zip(*of_width, strict=True)
+        by_statistic: dict[str, tuple[Column, ...]] = {}
+        for statistic in statistics:
+            by_statistic[statistic] = tuple(column._replace(statistic=statistic) for column in columns)
+        gains.append(_Gains(list(names), list(has_offset), by_statistic))
+    return gains
 
 
 def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
@@ -169,21 +204,29 @@ def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
 
     The site is the parameter's name in its block or in the model.
     """
-    part, _, rest = name.partition(".")
-    if part == "blocks":
-        layer, _, site = rest.partition(".")
+    segment, _, in_segment = name.partition(".")
+    if segment == "blocks":
+        layer, _, site = in_segment.partition(".")
         return Column(statistic, site, int(layer) + 1)
-    return Column(statistic, name, 0 if part == "embed" else depth + 1)
+    # The embeddings are layer 0, and the head is the one after the blocks.
+    return Column(statistic, name, 0 if segment == "embed" else depth + 1)
 
 
 def parameter_families(model: GPT) -> dict[str, str]:
     """Return the family of each parameter site: embed, attn, mlp, norm, wiring or head."""
+    # A norm may be a module of any other part, so its parameters are known by their identity.
+    norm_parameters: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, InstrumentedNorm):
+            norm_parameters.update(map(id, module.parameters()))
     families: dict[str, str] = {}
-    norms = (module for module in model.modules() if isinstance(module, InstrumentedNorm))
-    norm_parameters = {id(p) for norm in norms for p in norm.parameters()}
     for name, parameter in model.named_parameters():
         site = parameter_column(name, len(model.blocks)).site
         part = site.partition(".")[0]
-        family = part if part in ("embed", "head", "attn", "mlp") else "wiring"
-        families[site] = "norm" if id(parameter) in norm_parameters else family
+        if id(parameter) in norm_parameters:
+            families[site] = "norm"
+        elif part in ("embed", "head", "attn", "mlp"):
+            families[site] = part
+        else:
+            families[site] = "wiring"
     return families

@@ -73,19 +73,26 @@ class ExtendedPass:
         try:
             with torch.no_grad(), self.autocast():
                 batch = (self.tokens_BT.expand(*runs, -1, -1), self.targets_BT.expand(*runs, -1, -1))
-                found = self.runner.loss(*batch, selection).statistics
+                values = self.runner.loss(*batch, selection).statistics
         finally:
             self.runner.set_buffers(buffers)
-        with_adam = self.options[0].adam_constants is not None and step > 0
-        of_parameters = self._gradient_statistics() | (self._adam_statistics() if with_adam else {})
-        found |= {column: value for column, value in of_parameters.items() if column.statistic in self.names}
-        device = self.tokens_BT.device
-        return Measurement(tuple(found), torch.stack([*found.values()]) if found else torch.zeros(0, device=device))
+        of_parameters = self._gradient_statistics()
+        if self.options[0].adam_constants is not None and step > 0:
+            of_parameters |= self._adam_statistics()
+        # The passes compute some statistics together, of which only one may be selected.
+        for column, value in of_parameters.items():
+            if column.statistic in self.names:
+                values[column] = value
+        if not values:
+            return Measurement((), torch.zeros(0, device=self.tokens_BT.device))
+        return Measurement(tuple(values), torch.stack([*values.values()]))
 
     def _gradient_statistics(self) -> dict[Column, Tensor]:
         if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
             return {}
         runs, params, depth = self.runner.run_shape, self.runner.params, len(self.runner.model.blocks)
+
+        # The sum of all examples' gradients of each parameter, and of their squared norms.
         sums: list[Tensor] = []
         squares: list[Tensor] = []
         for tokens_CBT, targets_CBT in self._parts():
@@ -103,19 +110,24 @@ class ExtendedPass:
                 torch._foreach_add_(sums, sums_of_part)
             else:
                 squares, sums = squares_of_part, sums_of_part
+
+        # The angle between each matrix and its gradient.
         norms = torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in sums])
-        found: dict[Column, Tensor] = {}
+        values: dict[Column, Tensor] = {}
         for (name, p), g, norm in zip(params.items(), sums, norms, strict=True):
             if p.dim() >= 2 + len(runs):
                 w = p.detach().reshape(*runs, -1)
                 cosine = torch.linalg.vecdot(w, g) / (torch.linalg.vector_norm(w, dim=-1) * norm).clamp(min=TINY)
-                found[parameter_column(name, depth, "radial_cos")] = cosine
+                values[parameter_column(name, depth, "radial_cos")] = cosine
+
+        # The noise of the gradient, of each parameter.
         if self.names & set(PER_EXAMPLE_STATISTICS):
             count = len(self.tokens_BT)
             noise = gradient_noise(torch.stack(squares) / count, (norms / count).square(), count)
-            for statistic, values in zip(("gns_trace", "gns_square"), noise, strict=True):
-                found |= {parameter_column(name, depth, statistic): v for name, v in zip(params, values, strict=True)}
-        return found
+            for statistic, estimates in zip(("gns_trace", "gns_square"), noise, strict=True):
+                for name, estimate in zip(params, estimates, strict=True):
+                    values[parameter_column(name, depth, statistic)] = estimate
+        return values
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield tokens and targets, (C, 1, T), of C examples at once.
@@ -134,21 +146,22 @@ class ExtendedPass:
     def _adam_statistics(self) -> dict[Column, Tensor]:
         if not self.names & set(ADAM_STATISTICS):
             return {}
-        model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()
-        constants = [each.adam_constants or (0.0, 0.0, 0.0) for each in self.options]
+        lead, depth = len(self.runner.run_shape), len(self.runner.model.blocks)
+        values: dict[Column, Tensor] = {}
+        constants = [of_run.adam_constants or (0.0, 0.0, 0.0) for of_run in self.options]
         numbers = send(torch.tensor(constants, dtype=torch.float64).T, self.tokens_BT.device)
         numbers[:2] = 1 - numbers[:2] ** self.optimizer.count  # not of the steps: some make no update in float16
         for name, p in self.runner.params.items():
             if p.dim() >= 2 + lead:
+                # The update of Adam, m^ / (sqrt(v^) + eps), and where eps rules it.
                 shape = [-1] * lead + [1] * (p.dim() - lead)
                 of_mean, of_square, eps = (x.view(shape).to(p.dtype) for x in numbers)
-                mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
+                mean, square = self.optimizer.moments["mean"][name], self.optimizer.moments["square"][name]
                 root = (square / of_square).sqrt()
                 update = mean / of_mean / (root + eps)
                 rms, share = update.square(), (root < 10 * eps).to(root.dtype)
-                depth = len(model.blocks)
-                found[parameter_column(name, depth, "adam_rms")] = rms.flatten(lead).mean(-1).sqrt()
+                values[parameter_column(name, depth, "adam_rms")] = rms.flatten(lead).mean(-1).sqrt()
                 # Not defined before the first update, which an overflow in float16 may delay.
                 share = share.flatten(lead).mean(-1).where(self.optimizer.count > 0, math.nan)
-                found[parameter_column(name, depth, "adam_eps_frac")] = share
-        return found
+                values[parameter_column(name, depth, "adam_eps_frac")] = share
+        return values

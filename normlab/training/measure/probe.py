@@ -70,15 +70,18 @@ class Probe:
                     with torch.no_grad():
                         streams = self._streams()
                         for name, measure in of_streams.items():  # in this order, which is that of the columns
-                            values |= measure(streams) if name in self.names else {}
+                            if name in self.names:
+                                values |= measure(streams)
                 if "jac_gain" in self.names:
                     values |= self._jacobian_gain()
                 values |= self._matrix_norms()
                 values |= self._sharpness()
         finally:
             self.model.train(training)
+        if not values:
+            return Measurement((), torch.zeros(0))
         numbers = [value.to(torch.float32).cpu() for value in values.values()]
-        return Measurement(tuple(values), torch.stack(numbers) if numbers else torch.zeros(0))
+        return Measurement(tuple(values), torch.stack(numbers))
 
     def _loss(self, stream: Any) -> Tensor:
         return F.cross_entropy(self.model.head(stream).flatten(0, 1), self.targets_BT.flatten())
@@ -133,6 +136,7 @@ class Probe:
             v_BTD = torch.randn(last_BTD.shape, generator=generator).to(last_BTD)
             grads = torch.autograd.grad(last_BTD, inputs, v_BTD, retain_graph=True)
             square = v_BTD.square().sum()
+            # With Gaussian v, the mean of |J^T v|^2 / |v|^2 is that of the squared singular values.
             gains += torch.stack([(g.square().sum() / square).double().cpu() for g in grads]) / JACOBIAN_VECTORS
         return {Column("jac_gain", "", layer): gain for layer, gain in enumerate(gains, start=1)}
 
@@ -141,8 +145,9 @@ class Probe:
         values, depth = dict[Column, Tensor](), len(self.model.blocks)
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
-                # matrix_norm raises on values that are not finite.
-                norm = torch.linalg.matrix_norm(p, ord=2) if bool(p.isfinite().all()) else torch.tensor(math.nan)
+                norm = torch.tensor(math.nan)
+                if bool(p.isfinite().all()):  # matrix_norm raises otherwise
+                    norm = torch.linalg.matrix_norm(p, ord=2)
                 values[parameter_column(name, depth, "spec_norm")] = norm
                 stable_rank = torch.linalg.matrix_norm(p).square() / norm.square()
                 values[parameter_column(name, depth, "stable_rank")] = stable_rank
@@ -161,8 +166,11 @@ class Probe:
         grads = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
         values: dict[Column, Tensor] = {}
         for name in names:
+            # With P = diag(preconditioner), that of P^-1/2 H P^-1/2: a symmetric operator, with the eigenvalues of
+            # P^-1 H.
             scale = None
-            if preconditioner := preconditioners[name]:
+            preconditioner = preconditioners[name]
+            if preconditioner:
                 scale = [preconditioner[parameter].rsqrt() for parameter in named]
 
             def product(v: Vector, scale: Vector | None = scale) -> Vector:
@@ -190,6 +198,7 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
     off_diagonal: list[float] = []
     eigenvalue = math.nan
     for _ in range(min(most, sum(p.numel() for p in like))):
+        # One step of Lanczos: w is what A v has besides v and the vector before it.
         w = [tensor.detach() for tensor in product(v)]
         alpha = _dot(w, v)
         w = [a - alpha * b - beta * c for a, b, c in zip(w, v, previous, strict=True)]
@@ -205,7 +214,9 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
 
 def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> float:
     matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-    return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
+    if not np.isfinite(matrix).all():
+        return math.nan
+    return float(np.linalg.eigvalsh(matrix)[-1])
 
 
 def _dot(v: Vector, w: Vector) -> float:
@@ -218,4 +229,6 @@ def _norm(v: Vector) -> float:
 
 
 def _scaled(v: Vector, scale: Vector | None) -> Vector:
-    return v if scale is None else [a * b.to(a) for a, b in zip(v, scale, strict=True)]
+    if scale is None:
+        return v
+    return [a * b.to(a) for a, b in zip(v, scale, strict=True)]

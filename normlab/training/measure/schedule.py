@@ -60,7 +60,8 @@ class StatisticsSchedule:
                 # Without a loss scale, small gradients would vanish in float16.
                 autocast=nullcontext if config.precision == "fp16" else windows.autocast,
             )  # fmt: skip
-            if missing := sorted(extended - self._extended.names):
+            missing = sorted(extended - self._extended.names)
+            if missing:
                 warn(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
 
@@ -122,5 +123,7 @@ def probe_examples(batch_size: int) -> int:
 
 def probe_steps(config: RunConfig) -> frozenset[int]:
     """Return the update counts after which a run is probed: at its start, half and end."""
+    if not config.stats.names(PROBE):
+        return frozenset()
     steps = config.train.steps
-    return frozenset((0, steps // 2, steps)) if config.stats.names(PROBE) else frozenset()
+    return frozenset((0, steps // 2, steps))

@@ -140,7 +140,7 @@ def summarize(
         warn(warning)
     if test is None:
         return pd.DataFrame(json_rows(table))
-    from normlab.analysis.factor_tests import run_test
+    from normlab.analysis.factor_tests.run import run_test
 
     return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against))
 

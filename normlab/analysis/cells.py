@@ -67,7 +67,9 @@ class SeedMean:
 
 
 def mean(values: Collection[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    if not values:
+        return None
+    return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,27 @@ class Target:
     """The first evaluation of each run at the loss or below."""
 
     @property
+    def count(self) -> int:
+        """The number of runs that reached the loss."""
+        return len(self.reached)
+
+    @property
     def steps(self) -> float | None:
         """The mean number of steps; None unless every run reached the loss."""
-        return mean([each.step for each in self.reached]) if len(self.reached) == self.runs else None
+        if self.count != self.runs:
+            return None
+        return mean([evaluation.step for evaluation in self.reached])
 
     @property
     def seconds(self) -> float | None:
         """The mean training time; None unless every run reached the loss and has a time on record."""
-        seconds = [each.seconds for each in self.reached if each.seconds is not None]
-        return mean(seconds) if len(seconds) == self.runs else None
+        times: list[float] = []
+        for evaluation in self.reached:
+            if evaluation.seconds is not None:
+                times.append(evaluation.seconds)
+        if len(times) != self.runs:
+            return None
+        return mean(times)
 
 
 @dataclass(frozen=True)
@@ -120,18 +134,30 @@ class Cell:
     @property
     def arm(self) -> str:
         """The label without the options of `RANKED_APART`."""
-        levels = {option: level for option, level in self.levels.items() if option not in RANKED_APART}
+        levels = dict(self.levels)
+        for option in RANKED_APART:
+            levels.pop(option, None)
         return label(levels, levels.values())
+
+    @cached_property
+    def completed(self) -> list[RunRecord]:
+        """The runs with a final loss, which is infinite if the run diverged."""
+        return [run for run in self.runs if run.has_loss]
 
     @cached_property
     def losses(self) -> Losses:
         """Final validation losses, by learning rate and replicate."""
-        return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
+        return arrange((run.lr, run.replicate, run.loss) for run in self.completed)
 
     @cached_property
     def bad_lrs(self) -> frozenset[float]:
         """Learning rates at which a completed run diverged or has not learned to use the context."""
-        return frozenset(run.lr for run in self.runs if run.has_loss and not run.has_learned)
+        return frozenset(run.lr for run in self.completed if not run.has_learned)
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether a run has learned to use the context."""
+        return any(run.has_learned for run in self.runs)
 
     @cached_property
     def ranking(self) -> Ranking:
@@ -147,7 +173,9 @@ class Cell:
         return self.final_at(self.best_lr)
 
     def final_at(self, lr: float | None) -> SeedMean:
-        return SeedMean({} if lr is None else self.losses[lr])
+        if lr is None:
+            return SeedMean({})
+        return SeedMean(self.losses[lr])
 
     @property
     def has_bad_outcome(self) -> bool:
@@ -160,7 +188,7 @@ class Cell:
         return self.runs_at(self.best_lr) or self.runs
 
     def runs_at(self, lr: float | None) -> list[RunRecord]:
-        return [run for run in self.runs if run.has_loss and run.lr == lr]
+        return [run for run in self.completed if run.lr == lr]
 
     def count(self, result: str) -> int:
         return sum(run.result == result for run in self.runs)
@@ -174,24 +202,44 @@ class Cell:
     def warnings(self) -> list[str]:
         """The reasons why the cell's numbers are unreliable, one per line."""
         warnings = [f"runs in one cell differ in {mixture}" for mixture in differences(self.runs)]
-        if unfinished := self.count(UNFINISHED):
+        unfinished = self.count(UNFINISHED)
+        if unfinished:
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
-        repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
-        if repeated := sum(count > 1 for count in repeats.values()):
+        repeats = Counter((run.lr, run.replicate) for run in self.completed)
+        repeated = sum(count > 1 for count in repeats.values())
+        if repeated:
             warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
-        if len(self.losses) > 1:
-            if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
-                seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in self.losses.items())
-                warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
-            for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
-                if self.best_lr == limit(self.losses):
-                    line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
-                    warnings.append(line)
-        return [*warnings, *self.notes]
+        return [*warnings, *self._warnings_of_rates(), *self.notes]
+
+    def _warnings_of_rates(self) -> list[str]:
+        """Return why the best learning rate may not be the best one, one reason per line."""
+        if len(self.losses) < 2:
+            return []
+        warnings: list[str] = []
+        seeds_of_rates = {frozenset(by_replicate) for by_replicate in self.losses.values()}
+        if len(seeds_of_rates) > 1:
+            seeds = ", ".join(f"{format_setting(lr)}: {len(losses)}" for lr, losses in self.losses.items())
+            warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
+        if self.best_lr == min(self.losses):
+            warnings.append("the best learning rate is the lowest of the grid; a lower one may be better")
+        if self.best_lr == max(self.losses):
+            warnings.append("the best learning rate is the highest of the grid; a higher one may be better")
+        return warnings
 
     def values(self, read: Callable[[RunRecord], float | None]) -> list[float]:
         """Return a number of each run with a finite loss whose record has it."""
-        return [value for run in self.runs if math.isfinite(run.loss) and (value := read(run)) is not None]
+        values: list[float] = []
+        for run in self.runs:
+            if math.isfinite(run.loss):
+                value = read(run)
+                if value is not None:
+                    values.append(value)
+        return values
+
+
+def runs_of(cells: Iterable[Cell]) -> list[RunRecord]:
+    """Return the runs of all cells."""
+    return [run for cell in cells for run in cell.runs]
 
 
 def reason_cells_not_comparable(cells: Sequence[Cell]) -> str:
@@ -209,8 +257,8 @@ def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
     grouped: dict[tuple[Setting, ...], list[RunRecord]] = {}
     for run in runs:
         grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
-    positions = [{level: index for index, level in enumerate(levels_of(option, runs))} for option in by]
-    keys = sorted(grouped, key=lambda key: [position[value] for position, value in zip(positions, key, strict=True)])
+    levels = [levels_of(option, runs) for option in by]
+    keys = sorted(grouped, key=lambda key: [order.index(value) for order, value in zip(levels, key, strict=True)])
     return [Cell(by, key, grouped[key]) for key in keys]
 
 
@@ -219,49 +267,71 @@ def resolved_differences(cells: Sequence[Cell]) -> list[str]:
 
     Options that define the cells are left out, and so are runs whose record lacks a setting.
     """
-    parts = []
-    for name in [name for name in RESOLVED if not any(name in cell.by for cell in cells)]:
+    parts: list[str] = []
+    for name, read in RESOLVED.items():
+        if any(name in cell.by for cell in cells):
+            continue
         cells_of: dict[tuple[str, ...], list[Cell]] = {}
         for cell in cells:
-            values = {value for run in cell.runs if (value := RESOLVED[name](run)) is not None}
+            values = set(map(read, cell.runs)) - {None}
             if values:
-                cells_of.setdefault(tuple(map(format_setting, sorted(values, key=sort_key))), []).append(cell)
+                texts = tuple(map(format_setting, sorted(values, key=sort_key)))
+                cells_of.setdefault(texts, []).append(cell)
         if len(cells_of) > 1:
             names = _shortest_names(list(cells_of.values()))
-            texts = [f"{' and '.join(values)} ({names[index]})" for index, values in enumerate(cells_of)]
-            parts.append(f"{name}: {', '.join(texts)}")
-    return [f"the cells also differ in {'; '.join(parts)}"] if parts else []
+            listed = [f"{' and '.join(texts)} ({name})" for texts, name in zip(cells_of, names, strict=True)]
+            parts.append(f"{name}: {', '.join(listed)}")
+    if not parts:
+        return []
+    return [f"the cells also differ in {'; '.join(parts)}"]
 
 
 def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
     """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
-    options = groups[0][0].by
-    for index, option in enumerate(options):
-        levels = [list(dict.fromkeys(cell.key[index] for cell in group)) for group in groups]
-        if len(set().union(*levels)) == sum(map(len, levels)):
-            return [name_some([level_label(option, level) for level in each]) for each in levels]
+    for index, option in enumerate(groups[0][0].by):
+        levels_of_groups = [list(dict.fromkeys(cell.key[index] for cell in group)) for group in groups]
+        # The option separates the groups if no two of them share a level.
+        different = set[Setting]().union(*levels_of_groups)
+        if len(different) == sum(map(len, levels_of_groups)):
+            return [name_some([level_label(option, level) for level in levels]) for levels in levels_of_groups]
     return [name_some([cell.label for cell in group]) for group in groups]
 
 
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     """Return why the cells of a table are not comparable, except mixtures in a cell and `resolved_differences`."""
+    runs = runs_of(cells)
+    # What differs within a cell is a warning of the cell.
+    reported = set(RESOLVED)
+    reported.update(f"{NUMERICS}{name})" for name in RESOLVED)
+    for cell in cells:
+        reported.update(difference.name for difference in differences(cell.runs))
     warnings: list[str] = []
-    within = {each.name for cell in cells for each in differences(cell.runs)}
-    resolved = [text for name in RESOLVED for text in (name, f"{NUMERICS}{name})")]
-    runs = [run for cell in cells for run in cell.runs]
-    if different := differences(runs, [*by, *within, *resolved]):
+    different = differences(runs, [*by, *reported])
+    if different:
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(map(str, different))}")
-    if apart := [each.name for each in obstacles([cell.runs for cell in cells], by)]:
-        line = f"cells that differ in {' or '.join(apart)} are neither ranked nor tested against each other"
-        options = [name for name in apart if is_config_option(name)]
-        hint = f"; --by {','.join([*by, *options])} compares cells with equal values" if options else ""
-        if "corpus" in apart:
-            hint += "; summarize each corpus by itself"
-        warnings.append(line + hint)
+    obstacle = _obstacle_warning(cells, by)
+    if obstacle:
+        warnings.append(obstacle)
     rates = {tuple(cell.losses) for cell in cells if cell.losses}
     is_tuned = all(LR in run.design.searched for run in runs)
     if LR not in by and len(rates) > 1 and not is_tuned:
-        one = "each cell has one learning rate, not the same one: compare them only if it was tuned for each"
-        several = "the cells have different learning rates: their best losses are not comparable"
-        warnings.append(one if all(len(each) == 1 for each in rates) else several)
+        if all(len(lrs) == 1 for lrs in rates):
+            line = "each cell has one learning rate, not the same one: compare them only if it was tuned for each"
+        else:
+            line = "the cells have different learning rates: their best losses are not comparable"
+        warnings.append(line)
     return warnings
+
+
+def _obstacle_warning(cells: Sequence[Cell], by: Sequence[str]) -> str:
+    """Return a warning that cells are not ranked because they differ in compute or data, or an empty text."""
+    apart = [difference.name for difference in obstacles([cell.runs for cell in cells], by)]
+    if not apart:
+        return ""
+    line = f"cells that differ in {' or '.join(apart)} are neither ranked nor tested against each other"
+    options = [name for name in apart if is_config_option(name)]
+    if options:
+        line += f"; --by {','.join([*by, *options])} compares cells with equal values"
+    if "corpus" in apart:
+        line += "; summarize each corpus by itself"
+    return line

@@ -43,7 +43,10 @@ def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, 
     """Return sum_c w_c l_c of each replicate that has all values l_c; NaN if it is undefined."""
     weights = list(weights)
     common = sorted(set(values[0]).intersection(*values[1:]), key=str)
-    return {key: sum(w * each[key] for w, each in zip(weights, values, strict=True)) for key in common}
+    sums: dict[Replicate, float] = {}
+    for replicate in common:
+        sums[replicate] = sum(weight * losses[replicate] for weight, losses in zip(weights, values, strict=True))
+    return sums
 
 
 def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | None:
@@ -55,11 +58,16 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
     sums = weighted_sums(weights, [cell.final.losses for cell, _ in terms])
     if not sums:
         return None
-    values = {replicate: 0.0 if math.isnan(value) else value for replicate, value in sums.items()}
-    test = paired_test(values, both_diverged=sum(map(math.isnan, sums.values())))
+    # A replicate that diverged on both sides favours neither: its difference counts as zero.
+    both_diverged = 0
+    for replicate, value in sums.items():
+        if math.isnan(value):
+            sums[replicate] = 0.0
+            both_diverged += 1
+    test = paired_test(sums, both_diverged=both_diverged)
     if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _ in terms):
         return test
-    low, high, p = pool.interval(test.estimate, weights, len(values))
+    low, high, p = pool.interval(test.estimate, weights, len(sums))
     return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
 
 
@@ -91,7 +99,10 @@ class Pool:
 
         error = math.sqrt(self.variance * math.fsum(weight**2 for weight in weights) / n)
         half = float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * error
-        p = 2 * float(stdtr(self.freedom, -abs(estimate) / error)) if error else float(estimate == 0)
+        # Without a residual every difference but zero is certain.
+        p = float(estimate == 0)
+        if error:
+            p = 2 * float(stdtr(self.freedom, -abs(estimate) / error))
         return estimate - half, estimate + half, p
 
 
@@ -108,7 +119,10 @@ def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | No
 
     Source: Scheffe 1959, The Analysis of Variance, section 4.2; Bartlett 1937, Proc. R. Soc. A 160, 268-282.
     """
-    finite = {key: values for key, values in losses.items() if values and all(map(math.isfinite, values.values()))}
+    finite: dict[Key, Mapping[Replicate, float]] = {}
+    for key, values in losses.items():
+        if values and all(map(math.isfinite, values.values())):
+            finite[key] = values
     replicates = sorted(next(iter(finite.values()), ()), key=str)
     k, n = len(finite), len(replicates)
     if k < 3 or not 2 <= n <= MAX_POOLED or design_of(replicates).crossed:
@@ -117,7 +131,9 @@ def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | No
         return None
     import numpy as np
 
-    table = np.array([[values[replicate] for replicate in replicates] for values in finite.values()])
+    table = np.empty((k, n))
+    for row, values in enumerate(finite.values()):
+        table[row] = [values[replicate] for replicate in replicates]
     variances = _residual_variances(table[None])
     if not variances.min() > 0:
         return None
@@ -150,6 +166,17 @@ def slope_weights(x: Sequence[float] | NDArray[np.float64]) -> list[float]:
 
     centred = np.asarray(x) - np.mean(x)
     return (centred / max(float((centred**2).sum()), 1e-300)).tolist()
+
+
+def pool_notes(methods: Iterable[str]) -> list[str]:
+    """Return the definition of `POOLED` if one of the methods is such a test."""
+    if not any(method.startswith(POOLED) for method in methods):
+        return []
+    return [
+        "pooled t: the residual variance, after the means of cells and seeds, is pooled over the cells without a bad "
+        f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}), as it seldom does with "
+        "few seeds"
+    ]
 
 
 def fisher_p(count: int, n: int, other_count: int, other_n: int) -> float:

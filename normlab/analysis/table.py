@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from normlab.analysis.baselines import baseline_levels
 from normlab.analysis.best import compare_with_baselines
 from normlab.analysis.cells import (
     Cell,
@@ -16,10 +17,10 @@ from normlab.analysis.cells import (
     group_cells,
     reason_cells_not_comparable,
     resolved_differences,
+    runs_of,
     table_warnings,
 )
 from normlab.analysis.comparability import differences, intact_runs
-from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.phrases import name_some
 from normlab.analysis.settings import arm_conflict, resolve_options, select_where
@@ -40,7 +41,7 @@ class CellsTable:
 
     @property
     def factors(self) -> list[Factor]:
-        return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
+        return factors_of(runs_of(self.cells), self.by, self.among)
 
     @property
     def resolved_differences(self) -> list[str]:
@@ -59,8 +60,10 @@ class CellsTable:
                 cells_of.setdefault(warning, []).append(cell.label)
         lines = list(self.table_warnings)
         for warning, names in cells_of.items():
-            is_general = len(names) == len(self.cells) > 1
-            lines.append(f"{'every cell' if is_general else name_some(names)}: {warning}")
+            subject = name_some(names)
+            if len(names) == len(self.cells) > 1:
+                subject = "every cell"
+            lines.append(f"{subject}: {warning}")
         return lines
 
 
@@ -86,7 +89,9 @@ def summarize_by(
             and a run has two arms.
         StoreError: There is no run with a readable record.
     """
-    selection = path if isinstance(path, Selection) else select_runs(path, results_dir)
+    selection = path
+    if not isinstance(selection, Selection):
+        selection = select_runs(selection, results_dir)
     results, warnings = intact_runs(selection.records)
     if not results:
         raise StoreError(
@@ -94,9 +99,12 @@ def summarize_by(
             f"{warnings[-1]}"
         )
     # Before the conditions, because an unknown option is the user's first error.
-    by = None if by is None else cell_options(by, results)
+    if by is not None:
+        by = cell_options(by, results)
     selected = select_where(results, where)
-    return build_table(selected, by or cell_options(None, selected), warnings=warnings, among=results, **options)
+    if by is None:
+        by = cell_options(None, selected)
+    return build_table(selected, by, warnings=warnings, among=results, **options)
 
 
 def cell_options(by: Sequence[str] | None, results: Sequence[RunRecord]) -> list[str]:
@@ -108,12 +116,15 @@ def cell_options(by: Sequence[str] | None, results: Sequence[RunRecord]) -> list
     """
     if by is None:
         options = distinguishing_options(results) or list(DEFAULT_OPTIONS)
-        if conflict := arm_conflict(results):
+        conflict = arm_conflict(results)
+        if conflict:
             raise ConfigError(
                 f"{conflict.text}; group the runs by options: `{conflict.command} --by {','.join(options)}`"
             )
         return options
-    options = resolve_options(by, results, "--by") if all(by) and results else list(by)
+    options = list(by)
+    if all(by) and results:
+        options = resolve_options(by, results, "--by")
     if not all(by) or not by or len(set(options)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
     return options
@@ -134,12 +145,12 @@ def build_table(
     validation loss, the results have the steps and seconds to reach it. `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
-    table = [*warnings, *table_warnings(cells, by)]
+    warnings = [*warnings, *table_warnings(cells, by)]
     if target is not None:
         cells = [_with_target(cell, target) for cell in cells]
     if against is not None:
         cells = _with_baselines(cells, by, against)
-    return CellsTable(by, cells, table, among, has_baseline=against is not None)
+    return CellsTable(by, cells, warnings, among, has_baseline=against is not None)
 
 
 def _with_target(cell: Cell, loss: float) -> Cell:
@@ -157,7 +168,7 @@ def _with_target(cell: Cell, loss: float) -> Cell:
             notes.append(f"{error}; the run is left out of the steps to {loss:g}")
             continue
         runs += 1
-        reached += [each for each in measured if each.loss <= loss][:1]
+        reached += [evaluation for evaluation in measured if evaluation.loss <= loss][:1]
     return replace(cell, target=Target(loss, runs, reached), notes=notes)
 
 
@@ -177,26 +188,32 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
     matches = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
     if not any(matches):
         raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
-    baselines = [None if match is cell else match for cell, match in zip(cells, matches, strict=True)]
-    compared = []
+    baselines: list[Cell | None] = []
+    for cell, match in zip(cells, matches, strict=True):
+        baselines.append(None if match is cell else match)
     comparisons = compare_with_baselines(cells, baselines)
+    compared: list[Cell] = []
     for cell, match, baseline, comparison in zip(cells, matches, baselines, comparisons, strict=True):
-        notes = _comparison_warnings(cell, baseline) if baseline else []
+        notes = list(cell.notes)
+        if baseline is not None:
+            notes += _comparison_warnings(cell, baseline)
         if match is None:
-            notes = [f"without a baseline, because no cell with {against} matches in the other options"]
-        notes = [*cell.notes, *notes]
+            notes.append(f"without a baseline, because no cell with {against} matches in the other options")
         compared.append(replace(cell, baseline=baseline, comparison=comparison, notes=notes))
     return compared
 
 
 def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
     """Return the reasons why the comparison of a cell with its baseline is unreliable."""
-    if reason := reason_cells_not_comparable([cell, baseline]):
+    reason = reason_cells_not_comparable([cell, baseline])
+    if reason:
         return [f"not compared with the baseline, because {reason}"]
-    unpaired = set(cell.final.losses) ^ set(baseline.final.losses) if cell.losses and baseline.losses else ()
+    warnings: list[str] = []
+    unpaired = set(cell.final.losses) ^ set(baseline.final.losses)
+    if cell.losses and baseline.losses and unpaired:
+        warnings.append(f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}")
     intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
     different = list(map(str, differences([*cell.runs, *baseline.runs], intended)))
-    return [
-        *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
-        *([f"cell and baseline also differ in {'; '.join(different)}"] if different else []),
-    ]
+    if different:
+        warnings.append(f"cell and baseline also differ in {'; '.join(different)}")
+    return warnings

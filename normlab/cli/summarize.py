@@ -1,8 +1,9 @@
 """`normlab summarize`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
+from typer.core import TyperCommand, TyperOption
 
 from normlab.base.errors import ConfigError, warn
 from normlab.cli.app import By, Paths, ResultsDir, Where, app, echo, split_names
@@ -17,7 +18,7 @@ Test = Annotated[
     str | None,
     Option(
         metavar="TEST",
-        help="Print a test: interaction, trend, counts, sensitivity, range, optimum or anytime (see below).",
+        help="Print a test: (names of the tests) (see below).",
     ),
 ]
 Over = Annotated[
@@ -26,7 +27,26 @@ Over = Annotated[
 Columns = Annotated[str | None, Option(metavar="COLUMNS", help="Columns to show besides the factors.")]
 
 
-@app.command()
+class _Command(TyperCommand):
+    """The command, whose help has the names and the summaries of the tests.
+
+    They are read when the help is printed, because importing the tests takes longer than starting any command.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from normlab.analysis.factor_tests.run import TESTS
+
+        *first, last = TESTS
+        names = f"{', '.join(first)} or {last}"
+        summaries = "; ".join(f"{name}, {test.summary}" for name, test in TESTS.items())
+        self.help = (self.help or "").replace("(summaries of the tests)", summaries)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption) and parameter.help is not None:
+                parameter.help = parameter.help.replace("(names of the tests)", names)
+        super().format_help(ctx, formatter)
+
+
+@app.command(cls=_Command)
 def summarize(
     paths: Paths = None,
     format: Format = "table",
@@ -47,18 +67,13 @@ def summarize(
     best learning rate (selected on the same validation loss; --where lr=0.001 selects a rate for all cells). A results
     folder, single runs, or --runs gives one row for each run. Several sweeps are one table.
 
-    Tests: interaction, the difference of differences over two factors or more; trend, the slope of the loss over a
-    numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
-    number of runs that diverged, are stuck or regressed (outcomes: see the README); sensitivity, how much the loss
-    depends on the learning rate; range, which learning rates train; optimum, the best one, by a parabola; anytime,
-    differences from a baseline that hold at every number of seeds. In paired tests a diverged run counts as worse than
-    any finite loss (in sensitivity and range as ln V); it is never dropped.
+    Tests: (summaries of the tests). In paired tests a diverged run counts as worse than any finite loss (in
+    sensitivity and range as ln V); it is never dropped.
 
     The last part of an option is enough if it is unique: depth for model.depth.
     """
-    from normlab.report.runs_table import comparability_warnings
+    from normlab.report.runs_table import comparability_warnings, render_runs
     from normlab.report.runs_table import summarize as rows_of
-    from normlab.report.tables import render
     from normlab.store.query import select_runs
 
     tested = {"--by": by, "--against": against}  # also options of --test
@@ -71,7 +86,7 @@ def summarize(
         raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
     selection = select_runs(paths or (), results_dir)
     if runs or not (given or selection.name):
-        echo(render(rows_of(selection, where or ()), format), keep="\n")
+        echo(render_runs(rows_of(selection, where or ()), format), keep="\n")
         for warning in comparability_warnings(selection, where or ()):
             warn(warning)
         return
@@ -79,11 +94,11 @@ def summarize(
 
     table = summarize_by(selection, split_names(by), where=where or (), against=against, target=target)
     if test is not None:
-        from normlab.analysis.factor_tests import run_test
+        from normlab.analysis.factor_tests.run import TESTS, run_test
         from normlab.report.tests_table import render_tests
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against)
-        text = render_tests(rows, format)
+        text = render_tests(TESTS[test], rows, format)
     else:
         from normlab.report.cells_table import render_cells
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normlab.analysis.factor_tests import LOGARITHMIC
+from normlab.analysis.factor_tests.contrasts_of_losses import LOGARITHMIC
 from normlab.analysis.factors import Factor
 from normlab.report.figure_points import Point
 from normlab.store.record import Setting

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell
-from normlab.analysis.factor_tests import rate_numbers
+from normlab.analysis.factor_tests.rate_tests import Range
 from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
@@ -247,7 +247,7 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
     known = sorted((point.x, point.y) for point in points if point.y is not None)
     rates, losses = [math.log(x) for x, _ in known], [y for _, y in known]
     found = []
-    for _, row in rate_numbers(cells, HIGHEST) if known else ():
+    for _, row in Range().of_cells(cells, HIGHEST) if known else ():
         if row["estimate"] is not None and not row["beyond_grid"]:
             y = float(np.interp(math.log(row["estimate"]), rates, losses))
             low, high = (row["low"], row["high"]) if row["n"] > 2 else (None, None)

@@ -1,28 +1,134 @@
-"""Summarize runs, one row each: settings, state, losses and speed."""
+"""The table of runs, a row each: settings, state, losses and speed."""
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from normlab.analysis.columns import Column
 from normlab.analysis.comparability import differences, intact_runs, obstacles
 from normlab.analysis.factors import distinguishing_options, unexplained_options
-from normlab.analysis.settings import RESOLVED, select_where, setting
-from normlab.report.tables import Row
+from normlab.analysis.settings import RESOLVED, format_setting, select_where, setting
+from normlab.report.tables import Row, render
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
-from normlab.store.outcome import OUTCOMES, final_losses
+from normlab.store.outcome import OUTCOMES, final_losses, format_loss
 from normlab.store.query import Folder, Selection, select_runs
-from normlab.store.record import RunEntry, RunRecord
+from normlab.store.record import RunEntry, RunRecord, Setting
+from normlab.store.throughput import format_mfu, format_tflops
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
-_VALUES = (
-    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "val_loss_ema",
-    "best_val_loss", "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s",
-    "flops_per_token", "flops_per_s", "mfu", "seconds", "pack",
-)  # fmt: skip
-"""Keys of a row between `state` and `note`."""
+
+# Values of a run that are more than a field of its record
+
+
+def _val_loss(run: RunRecord) -> float | None:
+    loss, _ = final_losses(run.outcome, run.status.val_loss)
+    return loss
+
+
+def _val_loss_ema(run: RunRecord) -> float | None:
+    loss, _ = final_losses(run.outcome, run.status.val_loss_ema)
+    return loss
+
+
+def _vs_bigram(run: RunRecord) -> float | None:
+    loss = _val_loss(run)
+    if loss is None:
+        return None
+    return loss - run.corpus.baselines.bigram
+
+
+def _pack(run: RunRecord) -> int | None:
+    if run.status.pack_size == 1:
+        return None
+    return run.status.pack_size
+
+
+def _note(run: RunRecord) -> str:
+    notes = [_state_note(run), *(f"resumed {text}" for text in run.status.changes_at_resume)]
+    if run.status.graph_problem:
+        notes.append(f"without CUDA graphs: {run.status.graph_problem}")
+    return "; ".join(filter(None, notes))
+
+
+def _state_note(run: RunRecord) -> str:
+    divergence = run.status.diverged
+    if divergence is not None and run.outcome == DIVERGED:
+        return f"diverged at step {divergence.step}: {divergence}"
+    at_step = f" at step {run.status.step} of {run.config.train.steps}"
+    if run.state == FAILED:
+        lines = (run.status.error or "").strip().splitlines()
+        if not lines:
+            return f"failed{at_step}"
+        return f"failed{at_step}: {lines[0]}"
+    if run.state in (KILLED, INTERRUPTED):
+        return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
+    return ""
+
+
+COLUMNS: Sequence[Column[RunRecord]] = (
+    Column("run", lambda run: run.name, "run", is_kept=True),
+    Column("id", lambda run: run.run_id, "id", is_hidden=True),
+    Column("state", lambda run: run.outcome or run.state, "state", is_kept=True, is_shared=True),
+    Column("norm", lambda run: setting(run, "norm"), "norm", is_shared=True),
+    Column("placement", lambda run: run.config.placement.name, "placement", is_shared=True),
+    Column("depth", lambda run: run.config.model.depth, "depth", format_setting, is_number=True, is_shared=True),
+    Column("width", lambda run: run.config.model.width, "width", format_setting, is_number=True, is_shared=True),
+    Column("seed", lambda run: run.config.seed, "seed", format_setting, is_number=True, is_shared=True),
+    Column("lr", lambda run: run.config.optim.lr, "lr", format_setting, is_number=True, is_shared=True),
+    Column("step", lambda run: run.status.step, "step", "{:.0f}".format, is_number=True),
+    Column("steps", lambda run: run.config.train.steps, "steps", "{:.0f}".format, is_number=True),
+    Column("val_loss", _val_loss, "val loss", format_loss, is_kept=True, is_number=True),
+    Column("val_loss_ema", _val_loss_ema, "val ema", format_loss, is_number=True),
+    Column("best_val_loss", lambda run: run.status.best_val_loss, "best val", format_loss, is_number=True),
+    Column("train_loss", lambda run: run.status.train_loss, "train loss", format_loss, is_number=True),
+    Column("vs_bigram", _vs_bigram, "vs bigram", partial(format_loss, sign="+"), is_number=True),
+    Column("corpus", lambda run: run.corpus.name, "corpus", is_shared=True),
+    Column("corpus_sha256", lambda run: run.corpus.sha256, "corpus sha256", is_hidden=True),
+    Column("device", lambda run: run.machine.device, "device", is_shared=True),
+    Column("precision", lambda run: run.machine.precision, "precision", is_shared=True),
+    Column("tokens_per_s", lambda run: run.status.tokens_per_s, "tok/s", "{:,.0f}".format, is_number=True),
+    Column(
+        "flops_per_token",
+        lambda run: run.compute.flops_per_token,
+        "FLOPs/token",
+        "{:.4g}".format,
+        is_number=True,
+        is_hidden=True,
+    ),
+    Column("flops_per_s", lambda run: run.flops_per_s, "TFLOP/s", format_tflops, is_hidden=True, is_number=True),
+    Column("mfu", lambda run: run.mfu, "MFU", format_mfu, is_number=True),
+    Column("seconds", lambda run: run.status.seconds, "seconds", "{:,.1f}".format, is_number=True),
+    Column("pack", _pack, "pack", is_shared=True),
+    Column("note", _note, "note", is_hidden=True),
+    Column("folder", lambda run: os.path.relpath(run.folder.path), "folder", is_hidden=True),
+)
+"""The columns of a run, in their order.
+
+Losses are in nats/token; a value that the record lacks is None.
+
+`state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
+`val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
+`val_loss_ema`: the same with the average of the weights (`eval.ema`).
+`vs_bigram`: `val_loss` minus the bigram entropy.
+`flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
+of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
+`pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
+`folder`: from the working folder.
+"""
+
+
+def row_of(run: RunEntry) -> Row:
+    """Return a run's values of `COLUMNS`; one without an intact record has `run`, `id`, `state`, `note`, `folder`."""
+    if isinstance(run, RunRecord):
+        return {column.key: column.value(run) for column in COLUMNS}
+    row: Row = dict.fromkeys(column.key for column in COLUMNS)
+    row |= {"run": run.name, "id": run.run_id, "state": run.state, "note": ""}
+    if run.state == DAMAGED:
+        row["note"] = run.problem
+    return row | {"folder": os.path.relpath(run.folder.path)}
 
 
 def summarize(
@@ -32,8 +138,8 @@ def summarize(
 ) -> list[Row]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
-    A row also has the run's folder, from the working folder, each other option, by its full name, and each other
-    resolved setting in which the runs differ, but those that follow from the arm.
+    A row also has each other option, by its full name, and each other resolved setting in which the runs differ, but
+    those that follow from the arm.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
@@ -45,22 +151,36 @@ def summarize(
         ConfigError: A condition is invalid, or no run meets it.
         StoreError: There is no run.
     """
-    selection = path if isinstance(path, Selection) else select_runs(path, results_dir)
+    selection = path
+    if not isinstance(selection, Selection):
+        selection = select_runs(selection, results_dir)
     runs = select_where(selection.started, where)
     records = [run for run in runs if isinstance(run, RunRecord)]
-    resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}
     factors = distinguishing_options(records)
-    unexplained = unexplained_options(records, factors)
-    options = {option: partial(setting, option=option) for option in (*factors, *unexplained)}
-    others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
-    rows = []
+    readers: dict[str, Callable[[RunRecord], Setting]] = {}
+    for option in [*factors, *unexplained_options(records, factors)]:
+        readers[option] = partial(setting, option=option)
+    for name, read in RESOLVED.items():
+        if len({*map(read, records)} - {None}) > 1:
+            readers[name] = read
+    for name in _OPTIONS_IN_COLUMNS:
+        readers.pop(name, None)
+    rows: list[Row] = []
     for run in runs:
-        values = list(row_of(run).items())
-        at = [key for key, _ in values].index("seed")
-        more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
-        folder = ("folder", os.path.relpath(run.folder.path))
-        rows.append(dict([*values[:at], *more, *values[at:], folder]))
+        row: Row = {}
+        for key, value in row_of(run).items():
+            # The other options stand beside those that every table has.
+            if key == "seed":
+                for name, read in readers.items():
+                    row[name] = read(run) if isinstance(run, RunRecord) else None
+            row[key] = value
+        rows.append(row)
     return sorted(rows, key=_sort_key)
+
+
+def render_runs(rows: Sequence[Row], format: str = "table", width: int | None = None) -> str:
+    """Render rows of `summarize` in one of `tables.FORMATS`."""
+    return render(rows, format, width, columns=COLUMNS)
 
 
 def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> list[str]:
@@ -70,60 +190,20 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
     unexplained = unexplained_options(runs, factors)
     if not unexplained:
         return []
-    different = [str(each) for each in differences(runs, factors) if each.name in unexplained]
+    different = [str(difference) for difference in differences(runs, factors) if difference.name in unexplained]
     warnings = [f"the runs differ in more than {', '.join(factors)}: {'; '.join(different)}"]
-    if apart := [each.name for each in obstacles([[run] for run in runs], factors) if each.name in unexplained]:
+    apart: list[str] = []
+    for obstacle in obstacles([[run] for run in runs], factors):
+        if obstacle.name in unexplained:
+            apart.append(obstacle.name)
+    if apart:
         warnings.append(f"losses of runs that differ in {' or '.join(apart)} are not comparable")
     return warnings
 
 
-def row_of(run: RunEntry) -> Row:
-    """Return a run's row. Losses are in nats/token; a value that the record lacks is None.
-
-    `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
-    `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `val_loss_ema`: the same with the average of the weights (`eval.ema`).
-    `vs_bigram`: `val_loss` minus the bigram entropy.
-    `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
-    of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
-    `pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
-    A run without an intact record has only `run`, `id`, `state` and `note`.
-    """
-    row: Row = {"run": run.name, "id": run.run_id, "state": run.state}
-    if not isinstance(run, RunRecord):
-        note = run.problem if run.state == DAMAGED else ""
-        return row | dict.fromkeys(_VALUES) | {"note": note}
-    status, config = run.status, run.config
-    val_loss, _ = final_losses(run.outcome, status.val_loss)
-    averaged, _ = final_losses(run.outcome, status.val_loss_ema)
-    values = (
-        setting(run, "norm"), config.placement.name, config.model.depth, config.model.width, config.seed,
-        config.optim.lr, status.step, config.train.steps, val_loss, averaged,
-        status.best_val_loss, status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram,
-        run.corpus.name, run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s,
-        run.compute.flops_per_token, run.flops_per_s, run.mfu, status.seconds,
-        status.pack_size if status.pack_size > 1 else None,
-    )  # fmt: skip
-    row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
-    notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]
-    if status.graph_problem:
-        notes.append(f"without CUDA graphs: {status.graph_problem}")
-    return row | {"note": "; ".join(filter(None, notes))}
-
-
-def _state_note(run: RunRecord) -> str:
-    at_step = f" at step {run.status.step} of {run.config.train.steps}"
-    if (divergence := run.status.diverged) is not None and run.outcome == DIVERGED:
-        return f"diverged at step {divergence.step}: {divergence}"
-    if run.state == FAILED:
-        lines = (run.status.error or "").strip().splitlines()
-        return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
-    if run.state in (KILLED, INTERRUPTED):
-        return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
-    return ""
-
-
 def _sort_key(row: Row) -> tuple[Any, ...]:
-    loss = math.inf if row["val_loss"] is None or math.isnan(row["val_loss"]) else row["val_loss"]
+    loss = row["val_loss"]
+    if loss is None or math.isnan(loss):
+        loss = math.inf
     corpus = row["corpus_sha256"] is None, str(row["corpus"]), str(row["corpus_sha256"])
     return *corpus, row["state"] not in OUTCOMES, loss, row["id"]

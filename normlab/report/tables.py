@@ -1,4 +1,4 @@
-"""Render the rows of a report as a table, Markdown, LaTeX, JSON or CSV; the columns of runs.
+"""Render the rows of a report as a table, Markdown, LaTeX, JSON or CSV.
 
 JSON and CSV hold the exact values, the others round. A table fits the terminal: columns that do not fit are named below
 it. `rich` is not used, because it takes ten times as long for a folder of many runs.
@@ -13,28 +13,49 @@ import shutil
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
+from normlab.analysis.columns import Column
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import NormlabError, counted, printable, unknown
 from normlab.store.format import encode
-from normlab.store.outcome import format_loss
-from normlab.store.throughput import format_mfu, format_tflops
 
 Row = dict[str, Any]
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
+def number_column(key: str) -> Column[Row]:
+    """Return the column of a number that is also a config option."""
+    return Column(key, itemgetter(key), key, format_setting, is_number=True, is_shared=True)
+
+
+def text_column(key: str) -> Column[Row]:
+    """Return the column of a text with its key as the title."""
+    return Column(key, itemgetter(key), key, is_kept=True)
+
+
+COLUMNS: Sequence[Column[Row]] = (
+    *map(number_column, ("depth", "width", "seed", "lr")),
+    Column("note", itemgetter("note"), "note", is_hidden=True),
+)
+"""The columns of any table by their keys; all others are texts."""
+
+
 def render(
-    rows: Sequence[Row], format: str = "table", width: int | None = None, fixed: Collection[str] | None = None
+    rows: Sequence[Row],
+    format: str = "table",
+    width: int | None = None,
+    fixed: Collection[str] | None = None,
+    columns: Sequence[Column[Any]] = COLUMNS,
 ) -> str:
     """Return rows as text, without a newline at the end.
 
     JSON and CSV hold the exact numbers, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
-    field; the others round. Every format escapes texts, which may be someone else's.
+    field; the others round, by the `columns` of the keys that are not texts. Every format escapes texts, which may be
+    someone else's.
 
     A table has lines of `width` characters, by default of the terminal's width, or 160 without a terminal. A narrow one
     keeps the columns `fixed`, by default texts, and of runs the state and the loss.
@@ -49,20 +70,48 @@ def render(
     if not rows:
         return ""
     if format == "csv":
-        text = io.StringIO()
-        lines = [list(rows[0]), *([row[key] for key in rows[0]] for row in rows)]
-        csv.writer(text, lineterminator="\n").writerows(map(_csv_value, line) for line in lines)
-        return text.getvalue().removesuffix("\n")
+        return _csv(rows)
+    by_key = {column.key: column for column in columns}
+    columns = [by_key.get(key) or text_column(key) for key in rows[0]]
     if format == "markdown":
-        return _markdown(rows)
+        return _markdown(columns, rows)
     if format == "latex":
-        return _latex(rows)
-    return render_table(rows, width or terminal_width(), fixed)
+        return _latex(columns, rows)
+    return render_table(columns, rows, width or terminal_width(), fixed)
+
+
+def add_notes(table: str, notes: Sequence[str], format: str) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+    notes = list(map(printable, notes))
+    if format == "latex":
+        return "\n".join([table, *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n".join([table, "", *(f"- {escape_markdown(note)}" for note in notes)])
+    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
 
 
 def terminal_width() -> int:
     """Return the characters per line of the terminal, at least 56; 160 without a terminal."""
     return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)
+
+
+def _text(column: Column[Any], row: Row) -> str:
+    """Return the value of a column as text, with control characters escaped."""
+    return printable(column.text_of(row[column.key]))
+
+
+# CSV, Markdown and LaTeX
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    # A key may be missing in the first row, such as the reason why an estimate is missing.
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv_value, keys))
+    for row in rows:
+        writer.writerow(_csv_value(row.get(key)) for key in keys)
+    return text.getvalue().removesuffix("\n")
 
 
 def _csv_value(value: Any) -> Any:
@@ -71,19 +120,21 @@ def _csv_value(value: Any) -> Any:
         return json.dumps(encode(value))
     if not isinstance(value, str):
         return encode(value)
-    is_formula = unicodedata.normalize("NFKC", value.lstrip()[:1]) in ("=", "+", "-", "@") and not _is_number(value)
-    return printable(f"'{value}" if is_formula else value)
+    # A spreadsheet ignores white space, and reads full-width signs too.
+    first = unicodedata.normalize("NFKC", value.lstrip()[:1])
+    if first in ("=", "+", "-", "@") and not _is_number(value):
+        value = f"'{value}"
+    return printable(value)
 
 
-def _markdown(rows: Sequence[Row]) -> str:
-    keys = list(rows[0])
-    table = [
-        [escape_markdown(_title(key)) for key in keys],
-        ["---:" if column(key).format else "---" for key in keys],
-        *([escape_markdown(format_value(key, row[key])) for key in keys] for row in rows),
-    ]
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
-    if warning := _corpora_note(rows):
+def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
+    table = [[printable(column.title) for column in columns]]
+    table += [[_text(column, row) for column in columns] for row in rows]
+    lines = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in table]
+    alignments = ["---:" if column.is_number else "---" for column in columns]
+    lines.insert(1, f"| {' | '.join(alignments)} |")
+    warning = _corpora_note(rows)
+    if warning:
         lines += ["", escape_markdown(warning)]
     return "\n".join(lines)
 
@@ -94,11 +145,15 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
-def _latex(rows: Sequence[Row]) -> str:
-    lines = [[_title(key) for key in rows[0]], *([format_value(*item) for item in row.items()] for row in rows)]
-    head, *body = (rf"{' & '.join(map(_latex_text, line))} \\" for line in lines)
-    columns = "".join("r" if all(_is_number(row[key]) for row in rows) else "l" for key in rows[0])
-    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+def _latex(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
+    table = [[printable(column.title) for column in columns]]
+    table += [[_text(column, row) for column in columns] for row in rows]
+    head, *body = (rf"{' & '.join(map(_latex_text, cells))} \\" for cells in table)
+    alignments = ""
+    for column in columns:
+        is_number = all(_is_number(row[column.key]) for row in rows)
+        alignments += "r" if is_number else "l"
+    begin, end = rf"\begin{{tabular}}{{{alignments}}}", r"\end{tabular}"
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end])
 
 
@@ -108,7 +163,7 @@ def _is_number(value: Any) -> bool:
 
 
 _LATEX = {
-    **{char: f"\\{char}" for char in "#$%&_{}"},
+    "#": r"\#", "$": r"\$", "%": r"\%", "&": r"\&", "_": r"\_", "{": r"\{", "}": r"\}",
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$",
     ">": "$>$",
 }  # fmt: skip
@@ -116,181 +171,177 @@ _LATEX = {
 
 def _latex_text(text: str) -> str:
     """Escape a text; a negative number, a difference and a product (` x `) have signs of mathematics."""
-    escaped = "".join(_LATEX.get(char, char) for char in text).replace(" x ", r" $\times$ ")
+    escaped = text.translate(str.maketrans(_LATEX)).replace(" x ", r" $\times$ ")
     return re.sub(r"(?<![\w.-])-(?=\d)|(?<= )-(?= )", "$-$", escaped)
-
-
-# Columns
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """How the values of a key of JSON and CSV are written in a table, in Markdown, in LaTeX and on the page."""
-
-    title: str = ""
-    """The heading; empty for the key."""
-    format: Callable[[float], str] | None = None
-    """The format of a column of numbers, which is aligned to the right; None for a column of text."""
-    is_hidden: bool = False
-    """Whether a table leaves it out, but not Markdown and LaTeX."""
-    is_shared: bool = False
-    """Whether a value that all runs share moves to a line above the table."""
-
-
-_SETTING, _TEXT = Column(format=format_setting, is_shared=True), Column(is_shared=True)
-COLUMNS = {
-    "state": _TEXT,
-    "norm": _TEXT,
-    "placement": _TEXT,
-    **dict.fromkeys(("depth", "width", "seed", "lr"), _SETTING),
-    "step": Column(format="{:.0f}".format),
-    "steps": Column(format="{:.0f}".format),
-    "val_loss": Column("val loss", format_loss),
-    "val_loss_ema": Column("val ema", format_loss),
-    "best_val_loss": Column("best val", format_loss),
-    "train_loss": Column("train loss", format_loss),
-    "vs_bigram": Column("vs bigram", partial(format_loss, sign="+")),
-    "corpus": _TEXT,
-    "corpus_sha256": Column("corpus sha256", is_hidden=True),
-    "device": _TEXT,
-    "precision": _TEXT,
-    "tokens_per_s": Column("tok/s", "{:,.0f}".format),
-    "flops_per_token": Column("FLOPs/token", "{:.4g}".format, is_hidden=True),
-    "flops_per_s": Column("TFLOP/s", format_tflops, is_hidden=True),
-    "mfu": Column("MFU", format_mfu),
-    "seconds": Column(format="{:,.1f}".format),
-    "pack": _TEXT,
-    "id": Column(is_hidden=True),
-    "note": Column(is_hidden=True),
-    "folder": Column(is_hidden=True),
-}
-"""The columns of a run by key; others are texts with their key as the title."""
-_KEPT = ("run", "state", "val_loss")
-
-
-def column(key: str) -> Column:
-    return COLUMNS.get(key) or Column()
-
-
-def format_value(key: str, value: Any) -> str:
-    """Return a value as text, empty for None, with control characters escaped."""
-    if value is None:
-        return ""
-    if (form := column(key).format) and isinstance(value, int | float):
-        return form(value)
-    return printable(str(value))
-
-
-def format_p(p: float | None) -> str:
-    return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
-
-
-def _title(key: str) -> str:
-    return printable(column(key).title or key)
 
 
 def _corpora_note(rows: Sequence[Row]) -> str:
     """Return a warning if the runs have different corpora, else an empty text; names of corpora are not unique."""
-    counts = Counter(
-        f"{format_value('corpus', row['corpus'])} {format_value('', row['corpus_sha256'])[:8]}".strip()
-        for row in rows
-        if row.get("corpus_sha256")
-    )
+    counts = Counter[str]()
+    for row in rows:
+        if row.get("corpus_sha256"):
+            name, sha256 = printable(str(row["corpus"] or "")), printable(str(row["corpus_sha256"]))
+            counts[f"{name} {sha256[:8]}".strip()] += 1
+    if len(counts) < 2:
+        return ""
     listed = ", ".join(f"{corpus}: {counted(n, 'run')}" for corpus, n in counts.items())
-    return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})" if len(counts) > 1 else ""
+    return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})"
 
 
-# Tables
+# Tables of lines that fit the terminal
 
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
 
-Columns = dict[str, list[str]]
+
+@dataclass(slots=True, eq=False)
+class _TextColumn:
+    """A column of a table as texts, one for each row."""
+
+    column: Column[Any]
+    texts: list[str]
+    is_first: bool
+    width: int = 0
+
+    @property
+    def title(self) -> str:
+        return printable(self.column.title)
+
+    @property
+    def is_foldable(self) -> bool:
+        """Whether its texts may be folded.
+
+        The first column does not fold, because users copy names from it, but for the names of runs, which may be long.
+        """
+        return not self.column.is_number and (not self.is_first or self.column.key == "run")
+
+    def padded(self, text: str) -> str:
+        if self.column.is_number:
+            return text.rjust(self.width)
+        return text.ljust(self.width)
 
 
-def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] | None = None) -> str:
+def render_table(
+    columns: Sequence[Column[Any]], rows: Sequence[Row], width: int, fixed: Collection[str] | None = None
+) -> str:
     """Render rows in lines of at most `width` characters (at least 56), with long texts folded.
 
     If the table is too wide, columns are left out from the right, but those in `fixed`.
     """
     width = max(width, _MIN_WIDTH)
     if len(rows) == 1:
-        texts = {_title(key): format_value(key, value) for key, value in rows[0].items()}
-        indent = max(map(len, texts)) + _GAP
-        return fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
-    columns = _columns(rows)
-    shared: dict[str, str] = {}
-    for key in list(columns) if "run" in columns else ():
-        if column(key).is_shared and len({row[key] for row in rows} - {None, ""}) == 1:
-            shared[key] = next(filter(None, columns.pop(key)))
-    dropped, widths = _fit(columns, width, fixed)
-    names = [format_value(key := next(iter(row)), row[key]) for row in rows]
-    below = [
-        f"{name}: {format_value('note', row['note'])}" for name, row in zip(names, rows, strict=True) if row.get("note")
-    ]
+        return _render_row(columns, rows[0], width)
+    text_columns = _text_columns(columns, rows)
+    above = ""
+    if any(column.key == "run" for column in columns):
+        shared = _take_shared(text_columns, rows)
+        if shared:
+            above = f"in common: {', '.join(shared)}"
+    dropped = _fit(text_columns, width, fixed)
+    # Notes are too long for a column.
+    below: list[str] = []
+    for row in rows:
+        if row.get("note"):
+            below.append(f"{_text(columns[0], row)}: {printable(str(row['note']))}")
     below.append(_corpora_note(rows))
     if dropped:
-        titles = ", ".join(_title(key) for key in dropped)
+        titles = ", ".join(column.title for column in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or JSON for all values)")
-    above = "in common: " + ", ".join(f"{_title(key)} {value}" for key, value in shared.items())
-    parts = [fold_lines([above] if shared else [], width), _grid(columns, widths), fold_lines(below, width)]
+    parts = [fold_lines([above], width), _grid(text_columns), fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))
 
 
-def _columns(rows: Sequence[Row]) -> Columns:
-    """Return the texts of each column of a table, without hidden and empty columns; equal names of runs need the id."""
-    columns = {key: [format_value(key, row[key]) for row in rows] for key in rows[0]}
-    needs_id = len(set(columns.get("run", ()))) < len(columns.get("run", ()))
-    if "step" in columns and "steps" in columns:
-        pairs = zip(columns["step"], columns.pop("steps"), strict=True)
-        columns["step"] = [f"{step}/{steps}" if step and steps else step for step, steps in pairs]
-    is_hidden = {key: column(key).is_hidden and not (key == "id" and needs_id) for key in columns}
-    return {key: texts for key, texts in columns.items() if any(texts) and not is_hidden[key]}
-
-
-def _fit(columns: Columns, width: int, fixed: Collection[str] | None) -> tuple[list[str], dict[str, int]]:
-    """Remove columns from the right until the rest fits; return removed keys and widths."""
-    if fixed is None:
-        fixed = [key for key in columns if key not in COLUMNS or key in _KEPT]
-    dropped: list[str] = []
-    optional = [key for key in list(columns)[1:] if key not in fixed]
-    while _total(widths := _widths(columns, width, max(24, width // 3))) > width and optional:
-        dropped.insert(0, optional.pop())
-        del columns[dropped[0]]
-    return dropped, widths if _total(widths) <= width else _widths(columns, width, _MIN_TEXT)
-
-
-def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
-    """Return column widths; the widest text shrinks until the table fits, to `min_text` at least.
-
-    The first column does not fold, because users copy names from it, but for the names of runs, which may be long.
-    """
-    first = next(iter(columns))
-    widths = {key: max(map(len, [_title(key), *texts])) for key, texts in columns.items()}
-    foldable = [key for key in columns if not column(key).format and (key != first or key == "run")]
-    widths |= {key: min(widths[key], width) for key in foldable}
-    while _total(widths) > width and (wide := [key for key in foldable if widths[key] > min_text]):
-        widths[max(wide, key=widths.__getitem__)] -= 1
-    return widths
-
-
-def _total(widths: dict[str, int]) -> int:
-    return sum(widths.values()) + _GAP * (len(widths) - 1)
-
-
-def _grid(columns: Columns, widths: dict[str, int]) -> str:
+def _render_row(columns: Sequence[Column[Any]], row: Row, width: int) -> str:
+    """Render a single row as a line for each column."""
+    titles = [printable(column.title) for column in columns]
+    indent = max(map(len, titles)) + _GAP
     lines: list[str] = []
-    for row in [tuple(map(_title, columns)), *zip(*columns.values(), strict=True)]:
-        folded = [
-            textwrap.wrap(text, widths[key], break_on_hyphens=False) or [""]
-            for key, text in zip(columns, row, strict=True)
-        ]
+    for title, column in zip(titles, columns, strict=True):
+        text = _text(column, row)
+        if text:
+            lines.append(title.ljust(indent) + text)
+    return fold_lines(lines, width, indent)
+
+
+def _text_columns(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[_TextColumn]:
+    """Return the columns of a table as texts, without hidden and empty ones; equal names of runs need the id."""
+    texts = {column.key: [_text(column, row) for row in rows] for column in columns}
+    names = texts.get("run", [])
+    needs_id = len(set(names)) < len(names)
+    # The step and the steps of a run are one column: 40/80.
+    if "step" in texts and "steps" in texts:
+        for index, (step, steps) in enumerate(zip(texts["step"], texts.pop("steps"), strict=True)):
+            if step and steps:
+                texts["step"][index] = f"{step}/{steps}"
+    text_columns: list[_TextColumn] = []
+    for column in columns:
+        is_hidden = column.is_hidden and not (column.key == "id" and needs_id)
+        if not is_hidden and any(texts.get(column.key, ())):
+            text_columns.append(_TextColumn(column, texts[column.key], is_first=not text_columns))
+    return text_columns
+
+
+def _take_shared(columns: list[_TextColumn], rows: Sequence[Row]) -> list[str]:
+    """Remove the columns in which all runs have one value, and return their titles and values."""
+    shared: list[str] = []
+    for column in list(columns):
+        values = {row[column.column.key] for row in rows} - {None, ""}
+        if column.column.is_shared and len(values) == 1:
+            columns.remove(column)
+            value = next(filter(None, column.texts))
+            shared.append(f"{column.title} {value}")
+    return shared
+
+
+def _fit(columns: list[_TextColumn], width: int, fixed: Collection[str] | None) -> list[_TextColumn]:
+    """Set the widths of columns, and remove columns from the right until the others fit; return the removed ones."""
+    optional: list[_TextColumn] = []
+    for column in columns[1:]:
+        is_fixed = column.column.is_kept if fixed is None else column.column.key in fixed
+        if not is_fixed:
+            optional.append(column)
+    dropped: list[_TextColumn] = []
+    _set_widths(columns, width, max(24, width // 3))
+    while _total(columns) > width and optional:
+        dropped.insert(0, optional.pop())
+        columns.remove(dropped[0])
+        _set_widths(columns, width, max(24, width // 3))
+    if _total(columns) > width:
+        _set_widths(columns, width, _MIN_TEXT)
+    return dropped
+
+
+def _set_widths(columns: Sequence[_TextColumn], width: int, min_text: int) -> None:
+    """Set the widths of columns; the widest text shrinks until the table fits, to `min_text` at least."""
+    for column in columns:
+        column.width = max(map(len, [column.title, *column.texts]))
+        if column.is_foldable:
+            column.width = min(column.width, width)
+    while _total(columns) > width:
+        wide = [column for column in columns if column.is_foldable and column.width > min_text]
+        if not wide:
+            return
+        widest = max(wide, key=lambda column: column.width)
+        widest.width -= 1
+
+
+def _total(columns: Sequence[_TextColumn]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _grid(columns: Sequence[_TextColumn]) -> str:
+    lines: list[str] = []
+    titles = tuple(column.title for column in columns)
+    for row in [titles, *zip(*(column.texts for column in columns), strict=True)]:
+        folded: list[list[str]] = []
+        for column, text in zip(columns, row, strict=True):
+            folded.append(textwrap.wrap(text, column.width, break_on_hyphens=False) or [""])
         for texts in itertools.zip_longest(*folded, fillvalue=""):
-            pairs = zip(columns, texts, strict=True)
-            padded = [text.rjust(widths[key]) if column(key).format else text.ljust(widths[key]) for key, text in pairs]
+            padded = [column.padded(text) for column, text in zip(columns, texts, strict=True)]
             lines.append((" " * _GAP).join(padded).rstrip())
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:

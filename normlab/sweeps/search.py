@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from normlab.analysis.factor_tests import run_test
+from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by

@@ -10,7 +10,7 @@ import statsmodels.formula.api as smf
 from scipy import stats
 
 from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
-from normlab.analysis.factor_tests import run_test
+from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.intervals import mean_interval
 from normlab.analysis.table import summarize_by
 

@@ -5,11 +5,15 @@ import io
 import itertools
 import json
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
+
+from normlab.analysis.factor_tests.base import FactorTest, Question, Row
+from normlab.analysis.factor_tests.run import TESTS
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
 
@@ -291,3 +295,28 @@ def test_a_test_without_cells_to_compare(make, summarize):
     make(2.0, norm="layernorm", placement="pre")
     make(2.1, norm="rmsnorm", placement="post")
     assert "no group of cells has the levels to compare" in summarize("--test", "interaction", fails=True)
+
+
+def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
+    """Its rows, its format and its notes are all that the command needs."""
+
+    class Spread(FactorTest):
+        name = "spread"
+        summary = "the range of the losses"
+        number_format = ".1f"
+
+        def rows(self, question: Question) -> Iterator[Row]:
+            for cell in question.cells:
+                row = self.labels("", cell.label, "nats/token") | {"estimate": 1.25, "low": 1.0, "high": 1.5, "p": None}
+                yield row | {"n": 3, "n_crossed": None, "bad": 0, "runs": 3}
+
+        def notes(self, rows: Sequence[Row]) -> list[str]:
+            return [f"spread: of {len(rows)} cells"]
+
+    monkeypatch.setitem(TESTS, "spread", Spread())
+    text = summarize(*BY, "--test", "spread")
+    assert "post-norm, depth 8, no warm-up  1.2 [1.0, 1.5] (n=3)" in text
+    assert "spread: of 12 cells" in text
+    assert json.loads(summarize(*BY, "--test", "spread", "--format", "json"))[0]["test"] == "spread"
+    assert "range, optimum, anytime or spread" in " ".join(summarize("--help").split())
+    assert "spread, the range of the losses" in " ".join(summarize("--help").split())

@@ -9,7 +9,7 @@ import pytest
 
 import normlab
 from normlab.analysis.comparability import differences
-from normlab.analysis.factor_tests import run_test
+from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError
 from normlab.config.arms import NO_DESIGN, SweepDesign, design_of

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from normlab.base.errors import NormlabError
-from normlab.report.runs_table import summarize
+from normlab.report.runs_table import render_runs, summarize
 from normlab.report.tables import render
 
 MARKUP = ["<img src=x onerror=alert(1)>", "a|b\\|c", "*bold* _under_ `code` ~~gone~~", "&lt;b&gt;"]
@@ -32,15 +32,19 @@ def rows(make_run, tmp_path):
 
 
 def test_csv_is_complete(rows):
-    read = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    read = list(csv.DictReader(io.StringIO(render_runs(rows, "csv"))))
     assert list(read[0]) == list(rows[0])
     assert float(read[0]["val_loss"]) == 1.23456
     assert read[2]["val_loss"] == read[2]["vs_bigram"] == ""
     assert read[2]["note"].startswith("diverged at step 42: loss inf")
 
 
+def test_csv_has_the_keys_of_all_rows():
+    assert render([{"a": 1}, {"a": 2, "b": "x"}], "csv").splitlines() == ["a,b", "1,", "2,x"]
+
+
 def test_markdown_has_every_column_and_rounds(rows):
-    lines = render(rows, "markdown").splitlines()
+    lines = render_runs(rows, "markdown").splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 1.2346 |" in lines[2]
     assert "| -1.2654 |" in lines[2]
@@ -61,7 +65,7 @@ def test_markdown_shows_names_as_they_are(name):
 def test_table_fits_the_width_and_names_the_columns_left_out(rows, make_run, tmp_path, width):
     make_run("dd44-" + "very-long-" * 12, norm="a_rather_long_name", run={"name": "words " * 20})
     make_run("ee55", "failed", status={"error": "no " * 100})
-    text = render(summarize(tmp_path), "table", width)
+    text = render_runs(summarize(tmp_path), "table", width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() for line in lines)
@@ -90,7 +94,7 @@ def test_long_texts_fold():
 
 
 def test_numbers_are_aligned_to_the_right(rows):
-    lines = render(rows, "table", 160).splitlines()
+    lines = render_runs(rows, "table", 160).splitlines()
     head = next(index for index, line in enumerate(lines) if line.startswith("run "))
     end = lines[head].index("val loss") + len("val loss")
     assert [line[:end].rsplit(" ", 1)[1] for line in lines[head + 2 : head + 5]] == ["1.2346", "2.5000", ""]
@@ -98,7 +102,7 @@ def test_numbers_are_aligned_to_the_right(rows):
 
 
 def test_single_run_has_a_line_for_each_value(rows):
-    lines = render(rows[:1], "table", 80).splitlines()
+    lines = render_runs(rows[:1], "table", 80).splitlines()
     assert "norm           layernorm" in lines
     assert "val loss       1.2346" in lines
     assert not any(line.startswith("note") for line in lines)
@@ -109,7 +113,7 @@ def test_equal_names_are_followed_by_ids(make_run, tmp_path):
         make_run(run_id, run={"name": "same"})
     make_run("cc33", run={"name": "other"})
     make_run("same")
-    text = render(summarize(tmp_path), "table", 160)
+    text = render_runs(summarize(tmp_path), "table", 160)
     assert [line.split()[1] for line in text.splitlines() if line.startswith("same ")] == ["aa11", "bb22", "same"]
 
 
@@ -117,9 +121,9 @@ def test_equal_names_are_followed_by_ids(make_run, tmp_path):
 def test_different_corpora_are_a_warning(make_run, tmp_path, format):
     make_run("aa11")
     make_run("bb22")
-    assert "corpora" not in render(summarize(tmp_path), format, 160)
+    assert "corpora" not in render_runs(summarize(tmp_path), format, 160)
     make_run("cc33", run={"corpus": {"name": "stdlib", "sha256": "b" * 64}})
-    text = render(summarize(tmp_path), format, 160)
+    text = render_runs(summarize(tmp_path), format, 160)
     expected = (
         "2 corpora: losses are comparable only within one corpus (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
     )
@@ -129,14 +133,14 @@ def test_different_corpora_are_a_warning(make_run, tmp_path, format):
 def test_width_without_a_terminal_is_160(rows, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", None)
-    assert render(rows) == render(rows, "table", 160)
+    assert render_runs(rows) == render_runs(rows, "table", 160)
     monkeypatch.setenv("COLUMNS", "80")
-    assert render(rows) == render(rows, "table", 80)
+    assert render_runs(rows) == render_runs(rows, "table", 80)
 
 
 def test_unknown_format_is_an_error(rows):
     with pytest.raises(NormlabError, match=r"unknown format 'jsn' .did you mean 'json'..: choose one of csv, json"):
-        render(rows, "jsn")
+        render_runs(rows, "jsn")
 
 
 def test_empty_report_renders_to_nothing():

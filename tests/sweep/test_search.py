@@ -19,7 +19,7 @@ from scipy import stats
 from scipy.integrate import quad
 from synthetic_runs import Record
 
-from normlab.analysis.best_rate import best_rate
+from normlab.analysis.factor_tests.optimum import best_rate
 from normlab.base.errors import ConfigError
 from normlab.config.searches import read_searches
 from normlab.store.plans import read_plan, run_of

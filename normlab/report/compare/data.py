@@ -11,7 +11,7 @@ from normlab.analysis.factors import label, varying_options
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
 from normlab.analysis.settings import format_setting, select_where, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.base.errors import NormlabError, counted
+from normlab.base.errors import NormlabError, counted, printable
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
@@ -19,17 +19,18 @@ from normlab.report.compare.summary_text import Fact, summary_facts
 from normlab.report.figure_axes import Axis, short_number
 from normlab.report.figure_data import KINDS, Figure, Layout, Line, Panel, curve_figure, describe, layout_of
 from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
-from normlab.report.runs_table import row_of
-from normlab.report.tables import Row, column, format_value
+from normlab.report.runs_table import COLUMNS, row_of
+from normlab.report.tables import Row
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
 from normlab.store.record import RunEntry, RunRecord
 
-RUN_COLUMNS = (
+_COLUMNS_AFTER_OPTIONS = (
     "state", "val_loss", "best_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
     "mfu", "seconds", "id", "note",
 )  # fmt: skip
 """The columns of the table of runs after the options in which the runs differ."""
+_COLUMN_OF = {column.key: column for column in COLUMNS}
 STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
 DIGITS = 6
@@ -266,9 +267,11 @@ def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadC
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
         levels = [format_setting(setting(record, option)) for option in options]
-        values = [_name_of(record, options), *levels, *(format_value(key, row[key]) for key in RUN_COLUMNS)]
+        texts = [printable(_COLUMN_OF[key].text_of(row[key])) for key in _COLUMNS_AFTER_OPTIONS]
+        values = [_name_of(record, options), *levels, *texts]
         rows.append({"id": record.run_id, "state": row["state"], "values": values})
-    return {"columns": ["run", *options, *(column(key).title or key for key in RUN_COLUMNS)], "rows": rows}
+    titles = [_COLUMN_OF[key].title for key in _COLUMNS_AFTER_OPTIONS]
+    return {"columns": ["run", *options, *titles], "rows": rows}
 
 
 def _name_of(record: RunEntry, options: Sequence[str]) -> str:

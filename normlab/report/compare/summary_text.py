@@ -12,13 +12,12 @@ from typing import NamedTuple
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, reason_cells_not_comparable, resolved_differences
 from normlab.analysis.comparability import reason_not_comparable
-from normlab.analysis.factor_tests import rate_numbers
+from normlab.analysis.factor_tests.rate_tests import Range, Sensitivity
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import name_some
 from normlab.analysis.rate_range import HIGHEST, NEAR, SENSITIVITY
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import counted
-from normlab.report.tests_table import estimate_text, number_text
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED
@@ -124,14 +123,18 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
 
     Every cell has the numbers that `normlab summarize --test sensitivity` and `range` print.
     """
-    highest = rate_numbers(cells, HIGHEST)
+    test_of_highest, test_of_s = Range(), Sensitivity()
+    highest = test_of_highest.of_cells(cells, HIGHEST)
+    sensitivities = test_of_s.of_cells(cells, SENSITIVITY)
     if len(highest) < 2:
         return
     table, texts = [("cell", SENSITIVITY.title, HIGHEST.title)], []
-    for (cell, of_highest), (_, of_s) in zip(highest, rate_numbers(cells, SENSITIVITY), strict=True):
-        gaps = ", with gaps below" if of_highest["gaps"] else ""
-        table.append((cell.label, estimate_text(of_s), estimate_text(of_highest) + gaps))
-        texts.append(f"{cell.label} {number_text(of_s)}, {number_text(of_highest)}{gaps}")
+    for (cell, highest_row), (_, s_row) in zip(highest, sensitivities, strict=True):
+        gaps = ", with gaps below" if highest_row["gaps"] else ""
+        interval = test_of_highest.estimate_text(highest_row) + gaps
+        number = test_of_highest.number_text(highest_row) + gaps
+        table.append((cell.label, test_of_s.estimate_text(s_row), interval))
+        texts.append(f"{cell.label} {test_of_s.number_text(s_row)}, {number}")
     text = f"S in nats/token, and the highest learning rate within {NEAR} nats/token of the lowest loss"
     source = "The tests `sensitivity` and `range` of `normlab summarize` compare them."
     yield Fact(f"{text}: {'; '.join(texts)}. {source}", "learning rates", text=f"{text}. {source}", table=table)

@@ -1,0 +1,1 @@
+"""The tests over the factors of a table, for `normlab summarize --test`: one class each."""

@@ -1,0 +1,71 @@
+"""The test whose intervals hold at every number of seeds at once, so that seeds may be added until it is decided."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import stdev
+
+from normlab.analysis.cells import count_bad
+from normlab.analysis.contrasts import weighted_sums
+from normlab.analysis.factor_tests.base import BASELINE_NOTE, FactorTest, Question, Row, change_text, holm_note
+from normlab.analysis.intervals import LEVEL
+from normlab.analysis.sequences import level_of, mean_sequence
+
+NOTHING: Row = dict.fromkeys(("estimate", "low", "high", "p", "n_crossed", "lr"))
+
+
+class Anytime(FactorTest):
+    """The difference of each level from its baseline, with a confidence sequence of the mean over seeds."""
+
+    name = "anytime"
+    summary = "differences from a baseline that hold at every number of seeds"
+
+    def rows(self, question: Question) -> Iterator[Row]:
+        for factor in question.compared_factors:
+            for where, [change], [cell, baseline] in question.changes([factor]):
+                runs = [*cell.runs_at(cell.best_lr), *baseline.runs_at(baseline.best_lr)]
+                differences = weighted_sums((1.0, -1.0), [cell.final.losses, baseline.final.losses])
+                values = list(differences.values())
+                # The intervals are of one sequence of values, and the best of several rates may change with each seed.
+                has_one_rate = len(cell.losses) == len(baseline.losses) == 1
+                estimates = NOTHING
+                if has_one_rate and len(values) > 1 and all(map(math.isfinite, values)):
+                    estimates = NOTHING | _estimates(values)
+                missing = "no common seed"
+                if not has_one_rate:
+                    missing = "several learning rates"
+                elif values:
+                    missing = "a seed diverged"
+                yield {
+                    **estimates,
+                    **self.labels(where, change_text(factor, change), "nats/token"),
+                    "missing": missing,
+                    "n": len(values),
+                    "method": "confidence sequence of the mean",
+                    "bad": count_bad(runs),
+                    "runs": len(runs),
+                }
+
+    def notes(self, rows: Sequence[Row]) -> list[str]:
+        lines = [
+            f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number "
+            "of seeds (a confidence sequence), so that seeds may be added until it is decided"
+        ]
+        # Cells with several learning rates have neither an estimate nor p.
+        if any(row["p"] is not None for row in rows):
+            lines.append(f"p: likewise; {holm_note(rows)}")
+        return [*lines, BASELINE_NOTE]
+
+
+def _estimates(values: Sequence[float]) -> Row:
+    """Return the mean of the differences of two seeds or more, its interval, if it has ends, and p."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    low, high = mean_sequence(values, 1 - LEVEL)
+    deviation = stdev(values)
+    p = float(mean == 0)
+    if deviation:
+        p = min(1.0, level_of(n, abs(mean) / deviation))
+    row: Row = {"estimate": mean, "p": p}
+    if math.isfinite(low):
+        row |= {"low": low, "high": high}
+    return row

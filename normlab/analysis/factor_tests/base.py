@@ -1,0 +1,183 @@
+"""What a test of factors is: its name, its rows, the columns of its table, and the notes below it.
+
+A test is a subclass of `FactorTest` and a line in `run.TESTS`. It has everything that depends on the test, so that
+`normlab summarize --test`, its help and `normlab compare` know no test by its name.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, ClassVar
+
+from normlab.analysis.cells import Cell, count_bad, reason_cells_not_comparable
+from normlab.analysis.columns import Column, format_p
+from normlab.analysis.contrasts import Key, Pool, contrast, pool_cells
+from normlab.analysis.factors import Factor, label, level_label
+from normlab.analysis.intervals import Design
+from normlab.base.errors import counted
+from normlab.store.record import RunRecord, Setting
+
+Row = dict[str, Any]
+"""A row of a test by the keys of JSON."""
+Change = tuple[Setting, Setting]
+"""A level of a factor, and its baseline."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a test is asked: the cells of a table, and the factors that are compared with their baselines."""
+
+    cells: Sequence[Cell]
+    factors: Sequence[Factor]
+    over: Sequence[Factor]
+    """The factors that `--over` names, if any."""
+    baselines: Mapping[str, Setting]
+    """The baseline level of each factor, by its option."""
+
+    @property
+    def compared_factors(self) -> Sequence[Factor]:
+        return self.over or self.factors
+
+    def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
+        """Yield the cells of each group with equal levels outside `over`: the group's label, and cells by level."""
+        inside = [factor.option for factor in over]
+        groups: dict[str, dict[Key, Cell]] = {}
+        for cell in self.cells:
+            outside = dict(cell.levels)
+            levels_inside = tuple(outside.pop(option) for option in inside)
+            groups.setdefault(label(outside, outside.values()), {})[levels_inside] = cell
+        yield from groups.items()
+
+    def changes(self, factors: Sequence[Factor]) -> Iterator[tuple[str, list[Change], list[Cell]]]:
+        """Yield each change of some factors from their baselines that a group has all cells of, if they are comparable.
+
+        It is the group's label, the new level and the baseline of each factor, and the cells of all combinations of
+        these, in the order of `itertools.product`.
+        """
+        changes_of_factors: list[list[Change]] = []
+        for factor in factors:
+            baseline = self.baselines[factor.option]
+            new_levels = [level for level in factor.levels if level != baseline]
+            changes_of_factors.append([(level, baseline) for level in new_levels])
+        for where, group in self.groups(factors):
+            for changes in itertools.product(*changes_of_factors):
+                corners = list(itertools.product(*changes))
+                cells = [group[corner] for corner in corners if corner in group]
+                # A contrast with a missing corner would be another contrast.
+                if len(cells) == len(corners) and not reason_cells_not_comparable(cells):
+                    yield where, list(changes), cells
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        return pool_cells(self.cells)
+
+    def contrast(self, cells: Iterable[Cell], weights: Iterable[float], labels: Row) -> Row:
+        """Return a row with the contrast of the losses of cells, each at its best learning rate."""
+        cells = list(cells)
+        result = contrast(list(zip(cells, weights, strict=True)), self.pool)
+        rates = {cell.best_lr for cell in cells}
+        runs: list[RunRecord] = []
+        for cell in cells:
+            runs += cell.runs_at(cell.best_lr)
+        row = labels | dict.fromkeys(("estimate", "low", "high"))
+        row |= {"n": 0, "n_crossed": None, "p": None, "method": None}
+        if result is not None:
+            row |= {"estimate": result.estimate, "low": result.low, "high": result.high}
+            row |= {"n": result.design.n, "n_crossed": result.design.crossing, "p": result.p, "method": result.test}
+        # Cells with different best learning rates have no common one to show.
+        lr = rates.pop() if len(rates) == 1 else None
+        return row | {"lr": lr, "bad": count_bad(runs), "runs": len(runs)}
+
+
+def change_text(factor: Factor, change: Change, sign: str = " - ") -> str:
+    """Return `pre-norm - post-norm`: a level, a sign and the baseline."""
+    return sign.join(level_label(factor.option, level) for level in change)
+
+
+# Columns that several tests have
+
+WHERE: Column[Row] = Column("where", itemgetter("where"), "where")
+CONTRAST: Column[Row] = Column("contrast", itemgetter("contrast"), "contrast")
+UNIT: Column[Row] = Column("unit", itemgetter("unit"), "unit")
+P: Column[Row] = Column("p", itemgetter("p"), "p", format_p)
+P_HOLM: Column[Row] = Column("p_holm", itemgetter("p_holm"), "p (Holm)", format_p)
+BAD: Column[Row] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}", "bad")
+
+# Notes that several tests have
+
+BASELINE_NOTE = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
+
+
+def holm_note(rows: Sequence[Row]) -> str:
+    """Return how the p-values of the rows are corrected."""
+    tests = sum(row["p"] is not None for row in rows)
+    return f"two-sided, corrected by Holm's method for {counted(tests, 'test')}, those of this table"
+
+
+class FactorTest(ABC):
+    """A test over the factors of a table."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+    summary: ClassVar[str]
+    """What the test is, in the help of `normlab summarize`."""
+    number_format: ClassVar[str] = "+.4f"
+    """The format of an estimate and its bounds."""
+
+    @abstractmethod
+    def rows(self, question: Question) -> Iterator[Row]:
+        """Yield the rows: `labels`, `estimate`, `p`, which may be None, and what else JSON shows.
+
+        The columns of this class also read `low`, `high`, `n`, `n_crossed`, `bad` and `runs`. A row may say in
+        `missing` why it has no estimate.
+
+        Raises:
+            ConfigError: The test does not fit the factors.
+        """
+
+    @abstractmethod
+    def notes(self, rows: Sequence[Row]) -> list[str]:
+        """Return the definitions below the table of some rows, one a line."""
+
+    def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
+        """Return the columns of the table of some rows."""
+        columns = [WHERE, CONTRAST, self.estimate_column()]
+        if len({row["unit"] for row in rows}) > 1:
+            columns.append(UNIT)
+        columns += [P, P_HOLM]
+        if any(row["bad"] for row in rows):
+            columns.append(BAD)
+        return columns
+
+    def labels(self, where: str, contrast: str, unit: str) -> Row:
+        """Return the beginning of a row: the group of cells, what is estimated, and its unit."""
+        return {"test": self.name, "where": where, "contrast": contrast, "unit": unit}
+
+    def estimate_column(self) -> Column[Row]:
+        return Column("estimate", self.estimate_text, "estimate")
+
+    def estimate_text(self, row: Row) -> str:
+        """Return an estimate with its interval: `0.0232 [0.0200, 0.0269] (n=5)`, or why there is none."""
+        if row["estimate"] is None:
+            return self.number_text(row)
+        low, high = self.bound_text(row, "low"), self.bound_text(row, "high")
+        interval = ""
+        if low and high:
+            interval = f" [{low}, {high}]"
+        levels = row["n_crossed"] or (row["n"], row["n"])
+        return f"{self.number_text(row)}{interval} (n={Design(row['n'], tuple(levels))})"
+
+    def number_text(self, row: Row) -> str:
+        """Return an estimate without its interval, or why there is none."""
+        if row["estimate"] is None:
+            return row.get("missing", "no common seed")
+        return f"{row['estimate']:{self.number_format}}"
+
+    def bound_text(self, row: Row, bound: str) -> str:
+        """Return the `low` or `high` end of an interval; empty if it has none."""
+        if row[bound] is None:
+            return ""
+        return f"{row[bound]:{self.number_format}}"

@@ -1,0 +1,103 @@
+"""Tests that are contrasts of the final losses of cells: interactions and trends.
+
+- Interaction of m factors: the weight of a cell is the product over the factors of +1 at a level and -1 at the
+  baseline, which for two factors is a difference of differences.
+- Trend over a numeric factor t: the weights (t_c - mean(t)) / sum((t - mean(t))^2), the least-squares slope.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from normlab.analysis.cells import reason_cells_not_comparable
+from normlab.analysis.contrasts import pool_notes, slope_weights
+from normlab.analysis.factor_tests.base import BASELINE_NOTE, FactorTest, Question, Row, change_text, holm_note
+from normlab.analysis.factors import Factor
+from normlab.analysis.intervals import LEVEL
+from normlab.analysis.settings import LR, format_setting
+from normlab.base.errors import ConfigError
+
+LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
+"""Options whose trend is over the natural logarithm of their value."""
+BAD_NOTE = (
+    "bad: runs of these cells that diverged, are stuck or regressed; the loss of a stuck run stays near the "
+    "unigram entropy, so an estimate with stuck runs may be far too small"
+)
+
+
+class ContrastTest(FactorTest):
+    """A test whose estimates are contrasts of losses."""
+
+    definitions: ClassVar[Sequence[str]] = ()
+    """Notes on what the contrasts are."""
+
+    def notes(self, rows: Sequence[Row]) -> list[str]:
+        units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
+        rates = {row["lr"] for row in rows}
+        at = "the best learning rate of each cell"
+        if len(rates) == 1 and None not in rates:
+            at = f"learning rate {format_setting(rates.pop())}"
+        interval = f"with its {LEVEL:.0%} interval over n seeds"
+        lines = [f"estimate: {units}, at {at}, {interval}; p: {holm_note(rows)}", *self.definitions]
+        if any(row["bad"] for row in rows):
+            lines.append(BAD_NOTE)
+        methods = dict.fromkeys(row["method"] for row in rows if row["method"])
+        return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
+
+
+class Interaction(ContrastTest):
+    """Differences of differences of the losses."""
+
+    name = "interaction"
+    summary = "the difference of differences over two factors or more"
+    definitions = (
+        "(A - B) x (C - D): loss(A, C) - loss(B, C) - loss(A, D) + loss(B, D); negative: C instead of D lowers the "
+        "loss more in A than in B; x (E - F): this number in E minus that in F",
+        BASELINE_NOTE,
+    )
+
+    def rows(self, question: Question) -> Iterator[Row]:
+        """Yield the interactions of all factors of `--over` together; by default of each pair of factors."""
+        for factors in self._sets_of_factors(question):
+            signs = itertools.product(*[(1.0, -1.0)] * len(factors))
+            weights = list(map(math.prod, signs))
+            for where, changes, cells in question.changes(factors):
+                differences = [f"({change_text(*pair)})" for pair in zip(factors, changes, strict=True)]
+                labels = self.labels(where, " x ".join(differences), "nats/token")
+                yield question.contrast(cells, weights, labels)
+
+    def _sets_of_factors(self, question: Question) -> list[tuple[Factor, ...]]:
+        sets = list(itertools.combinations(question.factors, 2))
+        if question.over:
+            sets = [tuple(question.over)]
+        if not sets or any(len(factors) < 2 for factors in sets):
+            raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
+        return sets
+
+
+class Trend(ContrastTest):
+    """Slopes of the losses over numeric factors."""
+
+    name = "trend"
+    summary = "the slope of the loss over a numeric factor (over its logarithm for depth, width, batch size and steps)"
+    number_format = "+#.3g"  # a slope per step or per channel may be far below 0.0001
+
+    def rows(self, question: Question) -> Iterator[Row]:
+        """Yield the slopes over each factor of `--over`; by default over each numeric factor."""
+        factors = question.over or [factor for factor in question.factors if factor.is_numeric]
+        if not factors or not all(factor.is_numeric for factor in factors):
+            named = " or ".join(factor.option for factor in question.compared_factors)
+            raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
+        for factor in factors:
+            is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
+            contrast, unit = f"slope over {factor.name}", "nats/token per unit"
+            if is_log:
+                contrast, unit = f"slope over ln({factor.name})", "nats/token per e-fold"
+            for where, group in question.groups([factor]):
+                positions = [float(level) for (level,) in group]  # pyright: ignore
+                if is_log:
+                    positions = list(map(math.log, positions))
+                if len(set(positions)) > 1 and not reason_cells_not_comparable(list(group.values())):
+                    labels = self.labels(where, contrast, unit)
+                    yield question.contrast(group.values(), slope_weights(positions), labels)

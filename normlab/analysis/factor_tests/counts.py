@@ -1,0 +1,63 @@
+"""The test of the counts of bad outcomes: of runs that diverged, are stuck or regressed."""
+
+from collections.abc import Iterator, Sequence
+
+from normlab.analysis.cells import count_bad
+from normlab.analysis.columns import Column
+from normlab.analysis.contrasts import fisher_p
+from normlab.analysis.factor_tests.base import (
+    BAD,
+    BASELINE_NOTE,
+    CONTRAST,
+    P_HOLM,
+    WHERE,
+    FactorTest,
+    P,
+    Question,
+    Row,
+    change_text,
+    holm_note,
+)
+
+BAD_OF_BASELINE: Column[Row] = Column(
+    "baseline_bad", lambda row: f"{row['baseline_bad']} of {row['baseline_runs']}", "bad, baseline"
+)
+
+
+class Counts(FactorTest):
+    """Fisher's exact test that two cells have the same share of bad outcomes, over all their learning rates."""
+
+    name = "counts"
+    summary = (
+        "Fisher's exact test of the number of runs that diverged, are stuck or regressed (outcomes: see the README)"
+    )
+
+    def rows(self, question: Question) -> Iterator[Row]:
+        for factor in question.compared_factors:
+            for where, [change], [cell, baseline] in question.changes([factor]):
+                bad, runs = count_bad(cell.completed), len(cell.completed)
+                baseline_bad, baseline_runs = count_bad(baseline.completed), len(baseline.completed)
+                estimate = p = None
+                if runs and baseline_runs:
+                    estimate = bad / runs - baseline_bad / baseline_runs
+                    p = fisher_p(bad, runs, baseline_bad, baseline_runs)
+                yield {
+                    **self.labels(where, change_text(factor, change), "share of runs"),
+                    "estimate": estimate,
+                    "bad": bad,
+                    "runs": runs,
+                    "baseline_bad": baseline_bad,
+                    "baseline_runs": baseline_runs,
+                    "p": p,
+                    "method": "Fisher's exact test",
+                }
+
+    def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
+        return [WHERE, CONTRAST, BAD, BAD_OF_BASELINE, P, P_HOLM]
+
+    def notes(self, rows: Sequence[Row]) -> list[str]:
+        return [
+            "bad: runs that diverged, are stuck or regressed, at all learning rates",
+            f"p: Fisher's exact test, which takes the runs as independent; {holm_note(rows)}",
+            BASELINE_NOTE,
+        ]

@@ -37,7 +37,8 @@ class Arm:
 
     @cached_property
     def choice(self) -> Cell:
-        return Cell((), (), [run for run in self.runs if run.replicate[0] in self.seeds[:CHOOSING_SEEDS]])
+        first = self.seeds[:CHOOSING_SEEDS]
+        return Cell((), (), [run for run in self.runs if run.replicate[0] in first])
 
     @property
     def best_lr(self) -> float | None:
@@ -47,7 +48,9 @@ class Arm:
     @cached_property
     def chosen_lrs(self) -> list[float]:
         """The learning rates at which the arm is judged (`chosen_lrs`)."""
-        return [] if self.best_lr is None else chosen_lrs(self.best_lr, self.choice.losses, self.choice.bad_lrs)
+        if self.best_lr is None:
+            return []
+        return chosen_lrs(self.best_lr, self.choice.losses, self.choice.bad_lrs)
 
     @property
     def is_one_configuration(self) -> bool:
@@ -60,18 +63,20 @@ class Arm:
 
         An arm that learns at no learning rate has no best one.
         """
-        learns = self.best_lr not in self.choice.bad_lrs
-        return (
-            learns
-            and len(self.learning_rates) > 1
-            and self.best_lr in (self.learning_rates[0], self.learning_rates[-1])
-        )
+        if len(self.learning_rates) < 2 or self.best_lr in self.choice.bad_lrs:
+            return False
+        return self.best_lr in (self.learning_rates[0], self.learning_rates[-1])
 
     def judged(self) -> list[RunRecord]:
         """Return the completed runs of the judging seeds at the chosen rates: of all seeds if the grid has one rate."""
-        choosing = self.seeds[:CHOOSING_SEEDS] if len(self.learning_rates) > 1 else ()
-        runs = (run for run in self.runs if run.replicate[0] not in choosing)
-        return [run for run in runs if run.lr in self.chosen_lrs and run.has_loss]
+        # With one rate nothing was chosen, so that no seed is spent on the choice.
+        has_choice = len(self.learning_rates) > 1
+        choosing = self.seeds[:CHOOSING_SEEDS] if has_choice else ()
+        judged: list[RunRecord] = []
+        for run in self.runs:
+            if run.replicate[0] not in choosing and run.lr in self.chosen_lrs and run.has_loss:
+                judged.append(run)
+        return judged
 
 
 def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[float]:
@@ -86,8 +91,13 @@ def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[floa
     """
     chosen = [best]
     for lr in losses.keys() - {best, *bad}:
-        more = [losses[lr][seed] - losses[best][seed] for seed in losses[lr].keys() & losses[best].keys()]
-        if len(more) > 1 and all(map(math.isfinite, more)) and fmean(more) <= stdev(more) / math.sqrt(len(more)):
+        common = losses[lr].keys() & losses[best].keys()
+        more = [losses[lr][seed] - losses[best][seed] for seed in common]
+        # One difference has no standard error, and a diverged seed has no finite difference.
+        if len(more) < 2 or not all(map(math.isfinite, more)):
+            continue
+        standard_error = stdev(more) / math.sqrt(len(more))
+        if fmean(more) <= standard_error:
             chosen.append(lr)
     return sorted(chosen)
 
@@ -120,7 +130,8 @@ class StudyRuns:
         """
         if where not in self.used:
             runs = self._select(where)
-            self.used[where] = Arm(where, runs, sorted({run.replicate[0] for run in runs}, key=sort_key))
+            seeds = sorted({run.replicate[0] for run in runs}, key=sort_key)
+            self.used[where] = Arm(where, runs, seeds)
         return self.used[where]
 
     def _select(self, where: str) -> list[RunRecord]:
@@ -150,18 +161,30 @@ class StudyRuns:
         # An arm is paired with itself, too: it may have another size at some of its learning rates.
         for arm, other in combinations_with_replacement(self.used.values(), 2):
             factors = [*self._named_options(arm), *self._named_options(other), *intended]
-            by_rate = [
-                [run for run in each.runs if run.lr == lr] for each in (arm, other) for lr in each.learning_rates
-            ]
-            if different := "; ".join(map(str, obstacles(by_rate, factors))):
+            by_rate = [*_runs_by_rate(arm), *_runs_by_rate(other)]
+            different = "; ".join(map(str, obstacles(by_rate, factors)))
+            if different:
                 return f"the arms [{arm.where}] and [{other.where}] differ in {different}, which no condition names"
         return ""
 
     def _named_options(self, arm: Arm) -> list[str]:
         """Return the options that the conditions of an arm give one value."""
-        conditions = parse_conditions([arm.where] if arm.where else [], "arm")
-        return resolve_options([each.option for each in conditions if each.sign in ("=", "==")], self.results, "arm")
+        if not arm.where:
+            return []
+        options: list[str] = []
+        for condition in parse_conditions([arm.where], "arm"):
+            if condition.sign in ("=", "=="):
+                options.append(condition.option)
+        return resolve_options(options, self.results, "arm")
 
     def common_lr(self, arms: Sequence[Arm]) -> float | None:
         """Return the learning rate with the best mean rank over the arms, on the choosing seeds."""
         return shared_lr([arm.choice.ranking for arm in arms if arm.choice.losses])
+
+
+def _runs_by_rate(arm: Arm) -> list[list[RunRecord]]:
+    """Return the runs of an arm at each learning rate."""
+    by_rate: dict[float, list[RunRecord]] = {lr: [] for lr in arm.learning_rates}
+    for run in arm.runs:
+        by_rate[run.lr].append(run)
+    return list(by_rate.values())

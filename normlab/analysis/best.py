@@ -28,15 +28,19 @@ class Comparison:
     @property
     def is_lower(self) -> bool:
         """Whether the loss is lower for sure: the interval is below 0, and p < 0.05 after the correction."""
-        is_below = self.test is not None and self.test.high is not None and self.test.high < 0
-        return is_below and self.p_holm is not None and self.p_holm < 1 - LEVEL
+        if self.test is None or self.test.high is None or self.p_holm is None:
+            return False
+        return self.test.high < 0 and self.p_holm < 1 - LEVEL
 
 
 def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None]) -> list[Comparison]:
     """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
-    pairs = []
+    pairs: list[tuple[Cell, Cell] | None] = []
     for cell, baseline in zip(cells, baselines, strict=True):
-        pairs.append((cell, baseline) if baseline else None)
+        pair = None
+        if baseline:
+            pair = cell, baseline
+        pairs.append(pair)
     return _compare(cells, pairs)
 
 
@@ -46,7 +50,10 @@ def compare_with_best(cells: Sequence[Cell], sizes: Mapping[str, Sequence[int]])
     `sizes` has the indices of the cells of each size, best first, as `rank_by_size` returns them. If the baseline
     is the best cell, this returns the p-values of `compare_with_baselines`.
     """
-    pairs = [(cells[best], cells[other]) for best, *others in sizes.values() for other in others]
+    pairs: list[tuple[Cell, Cell]] = []
+    for best, *others in sizes.values():
+        pairs += [(cells[best], cells[index]) for index in others]
+    # One family of tests, so that the correction is over all sizes.
     comparisons = iter(_compare(cells, pairs))
     return {size: list(islice(comparisons, len(ranked) - 1)) for size, ranked in sizes.items()}
 
@@ -54,8 +61,16 @@ def compare_with_best(cells: Sequence[Cell], sizes: Mapping[str, Sequence[int]])
 def _compare(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell] | None]) -> list[Comparison]:
     """Return the comparison of each pair, corrected for all of them; the variance may be pooled over all cells."""
     pool = pool_cells(cells)
-    tests = [compare_cells(*pair, pool) if pair else None for pair in pairs]
-    p_values = [test.p if test else None for test in tests]
+    tests: list[PairedTest | None] = []
+    p_values: list[float | None] = []
+    for pair in pairs:
+        test = p = None
+        if pair is not None:
+            test = compare_cells(*pair, pool)
+        if test is not None:
+            p = test.p
+        tests.append(test)
+        p_values.append(p)
     known = len(p_values) - p_values.count(None)
     return [Comparison(test, p, known) for test, p in zip(tests, holm(p_values), strict=True)]
 
@@ -71,7 +86,8 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
         diverged, mean = badness(cells[index].final.losses.values())
         return diverged, cells[index].has_bad_outcome, mean
 
-    return sorted((index for index, cell in enumerate(cells) if cell.losses), key=key)
+    with_result = [index for index, cell in enumerate(cells) if cell.losses]
+    return sorted(with_result, key=key)
 
 
 def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
@@ -79,9 +95,16 @@ def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
 
     The label is empty if all cells have one size.
     """
-    options = [option for option in RANKED_APART if len({cell.levels.get(option) for cell in cells}) > 1]
+    options: list[str] = []
+    for option in RANKED_APART:
+        if len({cell.levels.get(option) for cell in cells}) > 1:
+            options.append(option)
+    if not options:
+        ranked = rank_cells(cells)
+        return {"": ranked} if ranked else {}
     sizes: dict[tuple[Setting, ...], list[int]] = {}
     for index in rank_cells(cells):
-        sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)
-    in_order = sorted(sizes, key=lambda values: [sort_key(value) for value in values])
-    return {label(options, values) if options else "": sizes[values] for values in in_order}
+        size = tuple(cells[index].levels[option] for option in options)
+        sizes.setdefault(size, []).append(index)
+    in_order = sorted(sizes, key=lambda size: list(map(sort_key, size)))
+    return {label(options, size): sizes[size] for size in in_order}

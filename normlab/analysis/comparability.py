@@ -45,11 +45,17 @@ _OPTIONS_AND_GROUPS = {field.name for field in fields(RunConfig)}
 
 def intact_runs(records: Sequence[RunEntry]) -> tuple[list[RunRecord], list[str]]:
     """Return the started runs whose records are intact, and warnings about the other runs."""
+    intact: list[RunRecord] = []
+    warnings: list[str] = []
     not_started = count_not_started(records)
-    warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
-    damaged = [record for record in records if record.state == DAMAGED]
-    warnings += [f"run {record.run_id} is damaged and is left out: {record.problem}" for record in damaged]
-    return [record for record in records if isinstance(record, RunRecord)], warnings
+    if not_started:
+        warnings.append(f"runs that have not started: {not_started} of {len(records)}")
+    for record in records:
+        if isinstance(record, RunRecord):
+            intact.append(record)
+        if record.state == DAMAGED:
+            warnings.append(f"run {record.run_id} is damaged and is left out: {record.problem}")
+    return intact, warnings
 
 
 # Differences that no factor explains
@@ -64,16 +70,21 @@ class Difference:
 
     def __str__(self) -> str:
         """Return the name and the values: `model.depth 4 and 8`."""
-        more = [f"{len(self.values) - MAX_VALUES} more"] if len(self.values) > MAX_VALUES else []
-        *first, last = [*self.values[:MAX_VALUES], *more]
+        values = list(self.values[:MAX_VALUES])
+        if len(self.values) > MAX_VALUES:
+            values.append(f"{len(self.values) - MAX_VALUES} more")
+        *first, last = values
         return f"{self.name} {', '.join(first)} and {last}"
 
 
 def differences(runs: Sequence[RunRecord], factors: Iterable[str] = ()) -> list[Difference]:
     """Return the settings besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
     factors = tuple(factors)
-    differing = differing_settings(map(settings_of, runs))
-    return [Difference(name, values) for name, values in differing.items() if not _is_explained(name, runs, factors)]
+    unexplained: list[Difference] = []
+    for name, values in differing_settings(map(settings_of, runs)).items():
+        if not _is_explained(name, runs, factors):
+            unexplained.append(Difference(name, values))
+    return unexplained
 
 
 def _is_explained(name: str, runs: Sequence[RunRecord], factors: Sequence[str]) -> bool:
@@ -90,8 +101,12 @@ def _is_explained(name: str, runs: Sequence[RunRecord], factors: Sequence[str]) 
 
 def _has_one_value(name: str, factor: str, runs: Sequence[RunRecord]) -> bool:
     """Whether a setting has one value at each level of a factor."""
-    levels = {setting(run, factor) for run in runs}
-    return len({(setting(run, factor), _value(run, name)) for run in runs}) == len(levels)
+    value_at: dict[Setting, Setting] = {}
+    for run in runs:
+        level, value = setting(run, factor), _value(run, name)
+        if value_at.setdefault(level, value) != value:
+            return False
+    return True
 
 
 def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
@@ -109,8 +124,9 @@ def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
     free: set[Setting] = set()
     for run in runs:
         options = run.design.arms.get(run.arm, ())
-        is_set = any(_sets(option, name) or (_presets(option, name) and not is_shared) for option in options)
-        if not is_set:
+        is_set = any(_sets(option, name) for option in options)
+        is_preset = not is_shared and any(_presets(option, name) for option in options)
+        if not is_set and not is_preset:
             free.add(_value(run, name))
     return len(free) <= 1
 
@@ -133,8 +149,13 @@ def _value(run: RunRecord, name: str) -> Setting:
 
 def comparability_warnings(runs: Sequence[RunRecord]) -> list[str]:
     """Return a line that names the circumstances in which runs differ, or no line."""
-    mixed = [str(each) for each in differences(runs) if not is_config_option(each.name)]
-    return [f"the runs differ in {'; '.join(mixed)}"] if mixed else []
+    mixed: list[str] = []
+    for difference in differences(runs):
+        if not is_config_option(difference.name):
+            mixed.append(str(difference))
+    if not mixed:
+        return []
+    return [f"the runs differ in {'; '.join(mixed)}"]
 
 
 # What must not be compared
@@ -145,10 +166,12 @@ def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()
 
     Groups may mix sizes if all have the same mixture (each contains both depths). Groups may never mix data.
     """
-    found = differences([run for group in groups for run in group], factors)
-    different = [each for each in found if each.name in DATA]
-    sizes = [each for each in found if each.name in COMPUTE]
-    mixtures = [{tuple(_value(run, each.name) for each in sizes) for run in group} for group in groups]
+    unexplained = differences([run for group in groups for run in group], factors)
+    different = [difference for difference in unexplained if difference.name in DATA]
+    sizes = [difference for difference in unexplained if difference.name in COMPUTE]
+    mixtures: list[set[tuple[Setting, ...]]] = []
+    for group in groups:
+        mixtures.append({tuple(_value(run, size.name) for size in sizes) for run in group})
     if any(mixture != mixtures[0] for mixture in mixtures):
         different += sizes
     return different
@@ -157,4 +180,6 @@ def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()
 def reason_not_comparable(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> str:
     """Return why the losses of groups of runs must not be compared, or an empty text."""
     different = "; ".join(map(str, obstacles(groups, factors)))
-    return f"the runs differ in {different}, so their losses are not comparable" if different else ""
+    if not different:
+        return ""
+    return f"the runs differ in {different}, so their losses are not comparable"

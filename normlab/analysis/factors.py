@@ -66,8 +66,10 @@ def factors_of(
 
     `by` has the options; by default those in which the runs differ.
     """
-    factors = []
-    for option in distinguishing_options(runs) if by is None else by:
+    if by is None:
+        by = distinguishing_options(runs)
+    factors: list[Factor] = []
+    for option in by:
         selected = {setting(run, option) for run in runs}
         all_levels = levels_of(option, among or runs)
         levels = [level for level in all_levels if level in selected]
@@ -86,8 +88,9 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
     arms = {run.arm for run in runs}
     has_arms = len(arms) > 1 and all(arms) and not arm_conflict(runs)
     first = (ARM, *MAIN_OPTIONS) if has_arms else MAIN_OPTIONS
-    options = [option for option in differing_settings(map(settings_of, runs)) if is_config_option(option)]
+    options = list(filter(is_config_option, differing_settings(map(settings_of, runs))))
     sizes = [option for option in SIZE_OPTIONS if option in options]
+    # The levels of a run in the options so far: an option is left out if it makes no two runs differ more.
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
     for option in dict.fromkeys([*first, *sizes, *options]):
@@ -102,7 +105,8 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
 
 def unexplained_options(runs: Sequence[RunRecord], factors: Sequence[str]) -> list[str]:
     """Return the options besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
-    return [each.name for each in differences(runs, factors) if is_config_option(each.name)]
+    names = [difference.name for difference in differences(runs, factors)]
+    return list(filter(is_config_option, names))
 
 
 def varying_options(runs: Sequence[RunRecord]) -> list[str]:
@@ -114,8 +118,11 @@ def varying_options(runs: Sequence[RunRecord]) -> list[str]:
     factors = distinguishing_options(runs)
     same_seeds = all(run.replicate[0] == run.replicate[1] for run in runs)
     seeds = SEEDS[:1] if same_seeds else SEEDS
-    varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
-    return [*factors, *unexplained_options(runs, factors), *varying]
+    options = [*factors, *unexplained_options(runs, factors)]
+    for option in (LR, *seeds):
+        if len({setting(run, option) for run in runs}) > 1:
+            options.append(option)
+    return options
 
 
 # Labels
@@ -126,17 +133,22 @@ _QK_NORM = {"head": "per head", "full": "over all heads"}
 
 def option_name(option: str) -> str:
     """Return the name of an option in labels: `depth` for `model.depth`, `norm eps` for `norm.eps`."""
-    group, _, last = option.rpartition(".")
-    name = last if group in _IMPLIED_GROUPS else f"{group} {last}"
-    return _NAMES.get(option) or name.replace(".", " ").replace("_", " ")
+    if option in _NAMES:
+        return _NAMES[option]
+    group, _, name = option.rpartition(".")
+    if group not in _IMPLIED_GROUPS:
+        name = f"{group} {name}"
+    return name.replace(".", " ").replace("_", " ")
 
 
 def level_title(option: str, value: Setting) -> str:
     """Return a level without the name of its option: `DeepNorm`, `8`, `yes`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None and option == ARM:
+        return "no arm"
     if value is None:
-        return "no arm" if option == ARM else "none"
+        return "none"
     text = format_setting(value)
     if option == "model.qk_norm":
         return _QK_NORM.get(text, text)
@@ -148,9 +160,12 @@ def level_label(option: str, value: Setting) -> str:
     if option in (ARM, *DEFAULT_OPTIONS):
         return level_title(option, value)
     name = option_name(option)
-    if value is None or value is False or value in ("none", "off") or (option in _ZERO_IS_NONE and value == 0):
+    is_off = value is None or value is False or value in ("none", "off")
+    if is_off or (option in _ZERO_IS_NONE and value == 0):
         return f"no {name}"
-    return name if value is True else f"{name} {level_title(option, value)}"
+    if value is True:
+        return name
+    return f"{name} {level_title(option, value)}"
 
 
 def label(options: Iterable[str], values: Iterable[Setting]) -> str:
@@ -177,9 +192,12 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
         return runs[0].folder
     intact, _ = intact_runs(runs)
     factors = factors_of(intact, varying_options(intact))
-    levels = "; ".join(f"{factor.option} {', '.join(map(format_setting, factor.levels))}" for factor in factors)
-    first = [f"{factor.option}={format_setting(setting(runs[0], factor.option))}" for factor in factors]
     problem = f"{' '.join([name, *where])}: {len(runs)} runs, which differ in "
     if not factors:
         raise ConfigError(f"{problem}no option; give the id of one, for example {runs[0].run_id}")
-    raise ConfigError(f"{problem}{levels}; select one, for example with '{','.join([*where, *first])}'")
+    lists: list[str] = []
+    conditions = list(where)
+    for factor in factors:
+        lists.append(f"{factor.option} {', '.join(map(format_setting, factor.levels))}")
+        conditions.append(f"{factor.option}={format_setting(setting(runs[0], factor.option))}")
+    raise ConfigError(f"{problem}{'; '.join(lists)}; select one, for example with '{','.join(conditions)}'")

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from normlab.analysis.settings import SEEDS
+from normlab.base.errors import counted
 
 LEVEL = 0.95
 """Coverage of every interval."""
@@ -36,7 +37,9 @@ class Design(NamedTuple):
     @property
     def crossing(self) -> list[int] | None:
         """The levels of both factors; None where the values are independent."""
-        return list(self.levels) if self.crossed else None
+        if not self.crossed:
+            return None
+        return list(self.levels)
 
     @property
     def complete(self) -> bool:
@@ -46,12 +49,18 @@ class Design(NamedTuple):
     @property
     def fixed(self) -> str | None:
         """The factor with one level while the other varies; intervals exclude its variance."""
-        return SEEDS[self.levels.index(1)] if self.n > 1 and 1 in self.levels else None
+        if self.n < 2 or 1 not in self.levels:
+            return None
+        return SEEDS[self.levels.index(1)]
 
     def __str__(self) -> str:
         """Return `3` if independent, `6x6` if crossed, `11 of 6x6` if incompletely crossed."""
+        if not self.crossed:
+            return f"{self.n}"
         crossing = "x".join(map(str, self.levels))
-        return f"{self.n}" if not self.crossed else crossing if self.complete else f"{self.n} of {crossing}"
+        if self.complete:
+            return crossing
+        return f"{self.n} of {crossing}"
 
 
 class Interval(NamedTuple):
@@ -77,7 +86,8 @@ class PairedTest(NamedTuple):
 
 def design_of(replicates: Iterable[Replicate]) -> Design:
     replicates = list(replicates)
-    first, second = ({replicate[factor] for replicate in replicates} for factor in (0, 1))
+    first = {seed for seed, _ in replicates}
+    second = {data_seed for _, data_seed in replicates}
     return Design(len(replicates), (len(first), len(second)))
 
 
@@ -87,9 +97,12 @@ def format_losses(losses: Mapping[Replicate, float]) -> str:
     Two values are listed, `2.2412 and 2.2438`: their t interval is 12.7 times wider than their difference.
     """
     if len(losses) == 2:
-        return " and ".join(f"{losses[replicate]:.4f}" for replicate in sorted(losses, key=str))
+        first, second = sorted(losses, key=str)
+        return f"{losses[first]:.4f} and {losses[second]:.4f}"
     mean, _, high, _ = mean_interval(losses)
-    return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
+    if high is None:
+        return f"{mean:.4f}"
+    return f"{mean:.4f} ± {high - mean:.4f}"
 
 
 def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL, least: float = -math.inf) -> Interval:
@@ -111,7 +124,10 @@ def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL, least
     if not design.n:
         raise ValueError("a mean of no values")
     numbers = values.values()
-    mean = math.fsum(numbers) / design.n if all(map(math.isfinite, numbers)) else sum(numbers)
+    mean = sum(numbers)
+    # fsum, which raises an error for infinite values of both signs, is exact.
+    if all(map(math.isfinite, numbers)):
+        mean = math.fsum(numbers) / design.n
     if design.n < 2 or not math.isfinite(mean):
         return Interval(mean, None, None, design)
     from scipy.special import stdtrit  # imported here, because it is slow and a summary of runs needs no interval
@@ -157,7 +173,7 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
         return PairedTest(estimate, None, None, None, design, "one pair")
     error, freedom = _standard_error(differences, estimate)
     if error == 0:  # the runs are bit-identical, or differ by a constant
-        return PairedTest(estimate, low, high, 1.0 if estimate == 0 else 0.0, design, "paired t")
+        return PairedTest(estimate, low, high, float(estimate == 0), design, "paired t")
     from scipy.special import stdtr
 
     p = 2 * float(stdtr(freedom, -abs(estimate / error)))
@@ -173,31 +189,34 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
-    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    known: list[tuple[float, int]] = []
+    for index, p in enumerate(p_values):
+        if p is not None:
+            known.append((p, index))
     corrected: list[float | None] = [None] * len(p_values)
     previous = 0.0
-    for rank, (p, index) in enumerate(known):
-        corrected[index] = previous = max(previous, min(1.0, p * (len(known) - rank)))
+    for rank, (p, index) in enumerate(sorted(known)):
+        # A corrected p-value is never below that of a smaller p-value.
+        previous = max(previous, min(1.0, p * (len(known) - rank)))
+        corrected[index] = previous
     return corrected
 
 
 def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both_diverged: int) -> PairedTest:
     design = design_of(differences)
     diverged = sum(map(math.isinf, differences.values())) + both_diverged
-    both = f", {both_diverged} on both sides" if both_diverged else ""
-    pairs = f"{diverged} of {design.n} {'pair' if design.n == 1 else 'pairs'} with a diverged run{both}"
+    pairs = f"{diverged} of {counted(design.n, 'pair')} with a diverged run"
+    if both_diverged:
+        pairs += f", {both_diverged} on both sides"
     if not design.crossed:
         return _signed_rank(list(differences.values()), level, design, f"signed-rank ({pairs})")
-    first, second = (
-        _signed_rank(
-            [_median(values) for values in _by_level(differences, factor).values()],
-            level,
-            Design(size, (size, size)),
-            f"signed-rank of medians per {SEEDS[factor]} ({pairs}, crossed {design})",
-        )
-        for factor, size in enumerate(design.levels)
-    )
-    weaker = max(first, second, key=lambda result: result.p or 0.0)
+    tests: list[PairedTest] = []
+    for factor, size in enumerate(design.levels):
+        medians = list(map(_median, _by_level(differences, factor).values()))
+        name = f"signed-rank of medians per {SEEDS[factor]} ({pairs}, crossed {design})"
+        tests.append(_signed_rank(medians, level, Design(size, (size, size)), name))
+    first, second = tests
+    weaker = max(tests, key=lambda result: result.p or 0.0)
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return weaker._replace(low=None, high=None)
     return weaker._replace(low=min(first.low, second.low), high=max(first.high, second.high))
@@ -207,17 +226,24 @@ def _median(values: Sequence[float]) -> float:
     """Return the median; 0, which favours no side, if the middle values are -inf and +inf."""
     ordered = sorted(values)
     middle = ordered[(len(ordered) - 1) // 2] / 2 + ordered[len(ordered) // 2] / 2
-    return 0.0 if math.isnan(middle) else middle
+    if math.isnan(middle):
+        return 0.0
+    return middle
 
 
 def _signed_rank(differences: list[float], level: float, design: Design, test: str) -> PairedTest:
     low, high, estimate = _hodges_lehmann(differences, level)
     if design.n < 2:
         return PairedTest(estimate, None, None, None, design, test)
-    ranks = _doubled_ranks([abs(value) for value in differences])
-    signed = [(rank, value > 0) for rank, value in zip(ranks, differences, strict=True) if value]
-    probabilities = _null_distribution([rank for rank, _ in signed])
-    statistic = sum(rank for rank, is_positive in signed if is_positive)
+    # A zero has a rank but no sign: it takes part in ranking, and not in the sum (Pratt 1959).
+    ranks: list[int] = []
+    statistic = 0
+    for rank, value in zip(_doubled_ranks(list(map(abs, differences))), differences, strict=True):
+        if value != 0:
+            ranks.append(rank)
+        if value > 0:
+            statistic += rank
+    probabilities = _null_distribution(ranks)
     p = 2 * min(math.fsum(probabilities[: statistic + 1]), math.fsum(probabilities[statistic:]))
     return PairedTest(estimate, low, high, min(1.0, p), design, test)
 
@@ -229,19 +255,27 @@ def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | Non
     which makes the interval conservative.
     """
     n = len(differences)
-    pairs = [(differences[i], differences[j]) for i in range(n) for j in range(i, n)]
-    walsh = [a / 2 + b / 2 for a, b in pairs]  # (a + b) / 2 may overflow
+    walsh: list[float] = []
+    for i in range(n):
+        for j in range(i, n):
+            walsh.append(differences[i] / 2 + differences[j] / 2)  # (a + b) / 2 may overflow
     estimate = _median([value for value in walsh if not math.isnan(value)])
     probabilities = _null_distribution(range(2, 2 * n + 1, 2))
-    below, total = -1, 0.0
-    while (total := total + probabilities[below + 1]) <= (1 - level) / 2:
+    # The most averages at an end whose probability is at most half of what the interval excludes.
+    below, total = -1, probabilities[0]
+    while total <= (1 - level) / 2:
         below += 1
+        total += probabilities[below + 1]
     if below < 0:
         return None, None, estimate
     excluded = below // 2  # the distribution is over doubled ranks
-    lows = sorted(-math.inf if math.isnan(value) else value for value in walsh)
-    highs = sorted(math.inf if math.isnan(value) else value for value in walsh)
-    return lows[excluded], highs[-1 - excluded], estimate
+    lows: list[float] = []
+    highs: list[float] = []
+    for value in walsh:
+        is_undefined = math.isnan(value)
+        lows.append(-math.inf if is_undefined else value)
+        highs.append(math.inf if is_undefined else value)
+    return sorted(lows)[excluded], sorted(highs)[-1 - excluded], estimate
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
@@ -274,7 +308,8 @@ def _standard_error(values: Mapping[Replicate, float], mean: float) -> tuple[flo
     if design.crossed:
         return _crossed_error(values, mean, design)
     n = design.n
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values.values()) / (n - 1) / n), n - 1
+    squares = math.fsum((value - mean) ** 2 for value in values.values())
+    return math.sqrt(squares / (n - 1) / n), n - 1
 
 
 def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Design) -> tuple[float, float]:
@@ -299,11 +334,16 @@ def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Desig
 
     Source: Scheffe 1959, The Analysis of Variance, chapter 7; Searle, Casella & McCulloch 1992, Variance Components.
     """
-    parts, freedoms, level_means = [], [], []
+    parts: list[float] = []
+    freedoms: list[float] = []
+    level_means: list[dict[Hashable, float]] = []
     for factor in (0, 1):
         levels = _by_level(values, factor)
-        means = {key: math.fsum(members) / len(members) for key, members in levels.items()}
-        shares = [len(members) / design.n for members in levels.values()]
+        means: dict[Hashable, float] = {}
+        shares: list[float] = []
+        for level, members in levels.items():
+            means[level] = math.fsum(members) / len(members)
+            shares.append(len(members) / design.n)
         total = math.fsum(share**2 for share in shares)
         spread = math.fsum((w * (y - mean)) ** 2 for w, y in zip(shares, means.values(), strict=True))
         parts.append(total * spread / math.fsum(w**2 * (1 - 2 * w + total) for w in shares))
@@ -311,6 +351,7 @@ def _crossed_error(values: Mapping[Replicate, float], mean: float, design: Desig
         level_means.append(means)
     variance = sum(parts)
     if design.complete:
+        # Each part holds the variance of the interaction, and the variance of the mean holds it once.
         rows, columns = level_means
         interaction = math.fsum((value - rows[i] - columns[j] + mean) ** 2 for (i, j), value in values.items())
         variance = max(*parts, variance - interaction / math.prod(size - 1 for size in design.levels) / design.n)

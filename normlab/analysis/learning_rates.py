@@ -21,7 +21,10 @@ def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dic
     repeated: dict[float, dict[Replicate, list[float]]] = {}
     for lr, replicate, loss in values:
         repeated.setdefault(lr, {}).setdefault(replicate, []).append(loss)
-    return {lr: {key: sum(each) / len(each) for key, each in repeated[lr].items()} for lr in sorted(repeated)}
+    means: dict[float, dict[Replicate, float]] = {}
+    for lr in sorted(repeated):
+        means[lr] = {replicate: sum(losses) / len(losses) for replicate, losses in repeated[lr].items()}
+    return means
 
 
 def badness(losses: Iterable[float]) -> tuple[float, float]:
@@ -30,8 +33,11 @@ def badness(losses: Iterable[float]) -> tuple[float, float]:
     A learning rate with a diverged seed is therefore worse than any learning rate without one.
     """
     losses = list(losses)
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return 1 - len(finite) / len(losses), math.fsum(finite) / len(finite) if finite else math.inf
+    finite = list(filter(math.isfinite, losses))
+    mean = math.inf
+    if finite:
+        mean = math.fsum(finite) / len(finite)
+    return 1 - len(finite) / len(losses), mean
 
 
 def ranking(losses: Losses, bad: Collection[float] = ()) -> Ranking:
@@ -50,11 +56,14 @@ def shared_lr(rankings: Sequence[Ranking]) -> float | None:
     Only learning rates that every cell has are ranked. Equal mean ranks are decided by the worst rank, then in favour
     of the lower learning rate.
     """
-    common = sorted(set[float].intersection(*map(set, rankings))) if rankings else []
+    if not rankings:
+        return None
+    common = sorted(set[float].intersection(*map(set, rankings)))
     ranks: dict[float, list[int]] = {lr: [] for lr in common}
     for ranking in rankings:
         keys = [ranking[lr] for lr in common]
         for lr, key in zip(common, keys, strict=True):
             # Twice the rank, because ties share their mean rank, which may be half-integral.
-            ranks[lr].append(sum((other < key) + (other <= key) for other in keys) + 1)
+            lower, not_higher = sum(k < key for k in keys), sum(k <= key for k in keys)
+            ranks[lr].append(lower + not_higher + 1)
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)

@@ -7,5 +7,7 @@ MAX_NAMED = 5
 
 def name_some(names: Sequence[str]) -> str:
     """Return at most `MAX_NAMED` names, separated by semicolons, and the number of the others."""
-    more = [f"{len(names) - MAX_NAMED + 1} more"] if len(names) > MAX_NAMED else []
-    return "; ".join([*names[: MAX_NAMED - len(more)], *more])
+    if len(names) <= MAX_NAMED:
+        return "; ".join(names)
+    named = names[: MAX_NAMED - 1]
+    return "; ".join([*named, f"{len(names) - len(named)} more"])

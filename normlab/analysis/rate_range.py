@@ -19,10 +19,11 @@ BAND = 0.02
 
 
 def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
-    found: dict[Replicate, list[RunRecord]] = {}
+    """Return the runs of each seed."""
+    seeds: dict[Replicate, list[RunRecord]] = {}
     for run in runs:
-        found.setdefault(run.replicate, []).append(run)
-    return found
+        seeds.setdefault(run.replicate, []).append(run)
+    return seeds
 
 
 def complete_seeds(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
@@ -31,9 +32,14 @@ def complete_seeds(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]
     The others have not trained every run of the grid yet; in a study, later seeds have the chosen learning rates only.
     """
     completed = [run for run in runs if run.has_loss]
-    seeds, rates = by_seed(completed), {run.lr for run in completed}
+    rates = {run.lr for run in completed}
+    seeds = by_seed(completed)
     most = max(map(len, seeds.values()), default=0)
-    return {seed: own for seed, own in seeds.items() if len(own) == most and {run.lr for run in own} == rates}
+    complete: dict[Replicate, list[RunRecord]] = {}
+    for seed, runs_of_seed in seeds.items():
+        if len(runs_of_seed) == most and {run.lr for run in runs_of_seed} == rates:
+            complete[seed] = runs_of_seed
+    return complete
 
 
 def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> float:
@@ -43,8 +49,9 @@ def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> 
     small S. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed.
     """
     start = _start(runs)
-    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
-    lowest = min(run.loss for run in reference)
+    lowest = min(run.loss for run in runs)
+    if not any(run.has_learned for run in runs):
+        lowest = min([lowest, *(run.loss for run in others)])
     if math.isinf(lowest):
         return math.nan
     return math.fsum(min(run.loss, start) for run in runs) / len(runs) - min(lowest, start)
@@ -56,16 +63,17 @@ def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> 
     It is ln of the highest rate of the grid if that is such a rate.
     """
     rates, losses, limit = _curve(runs, NEAR)
-    good = [index for index, loss in enumerate(losses) if loss <= limit]
+    good = _up_to(limit, losses)
     if not good:
-        return rates[0] - max((b - a for a, b in pairwise(sorted({*rates}))), default=0.0)
+        steps = [higher - lower for lower, higher in pairwise(sorted({*rates}))]
+        return rates[0] - max(steps, default=0.0)
     return _crossing(rates, losses, good[-1], 1, limit)
 
 
 def has_gap(runs: Sequence[RunRecord]) -> bool:
     """Whether a rate between two whose losses are within `NEAR` of the lowest has a higher loss."""
     _, losses, limit = _curve(runs, NEAR)
-    good = [index for index, loss in enumerate(losses) if loss <= limit]
+    good = _up_to(limit, losses)
     return bool(good) and len(good) <= good[-1] - good[0]
 
 
@@ -77,9 +85,10 @@ def log_band(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
     rates, losses, limit = _curve(runs, BAND)
     if math.isnan(limit):
         return math.nan
-    ends = []
+    best = losses.index(min(losses))
+    ends: list[float] = []
     for step in (1, -1):
-        index = losses.index(min(losses))
+        index = best
         while 0 <= index + step < len(losses) and losses[index + step] <= limit:
             index += step
         ends.append(_crossing(rates, losses, index, step, limit))
@@ -95,14 +104,22 @@ def band_reaches_an_end(runs: Sequence[RunRecord]) -> bool:
     """Whether the band around the best rate holds an end of the grid, so that it may be wider."""
     _, losses, limit = _curve(runs, BAND)
     best = losses.index(min(losses))
-    return all(loss <= limit for loss in losses[: best + 1]) or all(loss <= limit for loss in losses[best:])
+    return max(losses[: best + 1]) <= limit or max(losses[best:]) <= limit
 
 
 def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[float], float]:
     """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin."""
-    start, lowest = _start(runs), min((run.loss for run in runs if run.has_learned), default=math.nan)
+    start = _start(runs)
     points = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
-    return [rate for rate, _ in points], [loss for _, loss in points], lowest + margin
+    rates, losses = zip(*points, strict=True)
+    # NaN, which no loss is below, if no run has learned.
+    lowest = min((run.loss for run in runs if run.has_learned), default=math.nan)
+    return list(rates), list(losses), lowest + margin
+
+
+def _up_to(limit: float, losses: Sequence[float]) -> list[int]:
+    """Return the indices of the losses that are not above a limit."""
+    return [index for index, loss in enumerate(losses) if loss <= limit]
 
 
 def _crossing(rates: Sequence[float], losses: Sequence[float], index: int, step: int, limit: float) -> float:
@@ -138,7 +155,9 @@ class RateNumber:
         """Return whether the number of one of the seeds may be larger than the grid shows, or smaller."""
         if self.is_open is None:
             return False, False
-        return any(map(self.is_open, seeds)), any(not any(run.has_learned for run in runs) for runs in seeds)
+        # A seed that has learned at no rate may have a number below the grid.
+        never_learned = [runs for runs in seeds if not any(run.has_learned for run in runs)]
+        return any(map(self.is_open, seeds)), bool(never_learned)
 
 
 SENSITIVITY = RateNumber(

@@ -27,10 +27,15 @@ def mean_sequence(values: Sequence[float], alpha: float) -> tuple[float, float]:
 
     Source: Lai 1976, Annals of Statistics 4, 265-280; Wang & Ramdas 2023, arXiv:2310.03722.
     """
-    n, mean = len(values), math.fsum(values) / len(values)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else 0.0
+    n = len(values)
+    mean = math.fsum(values) / n
+    deviation = 0.0
+    if n > 1:
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     half = deviation * half_width(n, alpha)
-    return (-math.inf, math.inf) if math.isnan(half) else (mean - half, mean + half)
+    if math.isnan(half):  # equal values, or a single one, before the interval has bounds
+        return -math.inf, math.inf
+    return mean - half, mean + half
 
 
 def half_width(n: int, alpha: float) -> float:
@@ -41,7 +46,9 @@ def half_width(n: int, alpha: float) -> float:
     """
     k = 1 + n * EFFECT_VARIANCE
     ratio = max((math.sqrt(k) / alpha) ** (2 / n), 1.0)
-    return math.inf if n < 2 or ratio >= k else math.sqrt((n - 1) / n * (ratio - 1) / (1 - ratio / k))
+    if n < 2 or ratio >= k:
+        return math.inf
+    return math.sqrt((n - 1) / n * (ratio - 1) / (1 - ratio / k))
 
 
 def level_of(n: int, half: float) -> float:
@@ -67,7 +74,10 @@ def share_sequence(count: int, n: int, alpha: float) -> tuple[float, float]:
     def excess(p: float) -> float:
         return float(xlogy(count, p) + xlog1py(n - count, -p) - limit)
 
-    share = count / n
-    low = 0.0 if excess(0.0) >= 0 else float(brentq(excess, 0.0, share))  # pyright: ignore[reportArgumentType]
-    high = 1.0 if excess(1.0) >= 0 else float(brentq(excess, share, 1.0))  # pyright: ignore[reportArgumentType]
+    # The excess rises from 0 to the observed share, falls from there to 1, and is positive in the interval.
+    share, low, high = count / n, 0.0, 1.0
+    if excess(0.0) < 0:
+        low = float(brentq(excess, 0.0, share))  # pyright: ignore[reportArgumentType]
+    if excess(1.0) < 0:
+        high = float(brentq(excess, share, 1.0))  # pyright: ignore[reportArgumentType]
     return low, high

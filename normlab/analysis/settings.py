@@ -84,8 +84,10 @@ def setting(run: RunEntry, option: str) -> Setting:
         return run.arm or None
     if option in _OF_CONFIG:
         return _OF_CONFIG[option](run.options)
+    if option in _READERS and isinstance(run, RunRecord):
+        return _READERS[option](run)
     if option in _READERS:
-        return _READERS[option](run) if isinstance(run, RunRecord) else None
+        return None
     return run.options.get(option)
 
 
@@ -95,15 +97,21 @@ def format_setting(value: Setting) -> str:
         return "null"
     if isinstance(value, float):
         short = f"{value:g}"
-        return short if float(short) == value else repr(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        if float(short) == value:
+            return short
+        return repr(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def sort_key(value: Setting) -> tuple[int, float, str]:
     """Return the key that sorts values: numbers by size, then names alphabetically, then None."""
     if isinstance(value, bool | int | float):
         return 0, value, ""  # not as float, which cannot distinguish adjacent integers from 2**53 on
-    return (2, 0.0, "") if value is None else (1, 0.0, value)
+    if value is None:
+        return 2, 0.0, ""
+    return 1, 0.0, value
 
 
 def levels_of(option: str, runs: Iterable[RunEntry]) -> list[Setting]:
@@ -116,7 +124,10 @@ def levels_of(option: str, runs: Iterable[RunEntry]) -> list[Setting]:
 
 def arm_conflict(runs: Iterable[RunEntry]) -> ArmConflict | None:
     """Return the first conflict between the arms of a run; None if each run has one arm or none."""
-    return next((run.arm_conflict for run in runs if run.arm_conflict is not None), None)
+    for run in runs:
+        if run.arm_conflict is not None:
+            return run.arm_conflict
+    return None
 
 
 def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -> list[str]:
@@ -126,18 +137,24 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
         ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options. Or
             the option is the arm, and a run has two.
     """
-    arm = [ARM] if any(run.arm for run in runs) else []
-    known, resolved = {*arm, *_OF_CONFIG, *_READERS}.union(*(run.options for run in runs)), []
+    named = [*_OF_CONFIG, *_READERS]
+    if any(run.arm for run in runs):
+        named.insert(0, ARM)
+    known = set(named).union(*(run.options for run in runs))
+    resolved: list[str] = []
     for name in names:
-        if name == ARM and (conflict := arm_conflict(runs)):
+        conflict = arm_conflict(runs) if name == ARM else None
+        if conflict:
             raise ConfigError(f"{flag} {name}: {conflict.text}; name options instead, such as norm and placement")
-        options = [name] if name in known else meanings(name, known) if "." not in name else []
+        options = [name]
+        if name not in known:
+            options = meanings(name, known) if "." not in name else []
         if len(options) > 1:
             raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
         if not options:
             raise ConfigError(
                 f"{flag} {name}: no run has this option{hint(name, known)}; "
-                f"choose one of {', '.join([*arm, *_OF_CONFIG, *_READERS])} or a config option such as model.depth"
+                f"choose one of {', '.join(named)} or a config option such as model.depth"
             )
         resolved += options
     return resolved
@@ -186,13 +203,16 @@ def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tup
     Raises:
         ConfigError: A part is not a condition.
     """
-    conditions = []
-    for part in (part for text in texts for part in text.split(",")):
-        match = _CONDITION.fullmatch(part)
-        if not match or match[2] not in signs:
-            form = "option=value" if signs == ("=",) else f"an option, one of {' '.join(OPERATORS)}, and a value"
-            raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
-        conditions.append(Condition(*match.groups()))
+    form = f"an option, one of {' '.join(OPERATORS)}, and a value"
+    if signs == ("=",):
+        form = "option=value"
+    conditions: list[Condition] = []
+    for text in texts:
+        for part in text.split(","):
+            match = _CONDITION.fullmatch(part)
+            if not match or match[2] not in signs:
+                raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
+            conditions.append(Condition(*match.groups()))
     return conditions
 
 
@@ -204,20 +224,24 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
             the values of the runs that meet the earlier conditions.
     """
     conditions = parse_conditions(where, flag)
-    options = resolve_options([condition.option for condition in conditions], runs, flag) if conditions else []
-    conditions = [replace(each, option=option) for each, option in zip(conditions, options, strict=True)]
+    if not conditions:
+        return list(runs)
+    options = resolve_options([condition.option for condition in conditions], runs, flag)
+    conditions = [replace(short, option=option) for short, option in zip(conditions, options, strict=True)]
     selected = list(runs)
     for index, condition in enumerate(conditions):
-        matches = [run for run in selected if condition.accepts(setting(run, condition.option))]
+        values = [setting(run, condition.option) for run in selected]
+        matches = [run for run, value in zip(selected, values, strict=True) if condition.accepts(value)]
         if not matches:
-            among = f" with {','.join(map(str, conditions[:index]))}" if index else ""
-            values = sorted({setting(run, condition.option) for run in selected}, key=sort_key)
-            texts = list(map(format_setting, values))
+            earlier = ""
+            if index:
+                earlier = f" with {','.join(map(str, conditions[:index]))}"
+            texts = list(map(format_setting, sorted(set(values), key=sort_key)))
             guess = ""
             if condition.sign in ("=", "=="):
                 guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
             raise ConfigError(
-                f"{flag} {condition}: no run{among} matches{guess}; {condition.option} is {', '.join(texts)}"
+                f"{flag} {condition}: no run{earlier} matches{guess}; {condition.option} is {', '.join(texts)}"
             )
         selected = matches
     return selected
@@ -254,11 +278,10 @@ def settings_of(run: RunRecord) -> Settings:
 
 
 def read_settings(run: RunRecord) -> Settings:
-    options = {
-        option: value
-        for option, value in flatten_groups(run.run.identity.config).items()
-        if option not in (LR, *SEEDS) and not option.startswith("data.")
-    }
+    options: dict[str, Setting] = {}
+    for option, value in flatten_groups(run.run.identity.config).items():
+        if option not in (LR, *SEEDS) and not option.startswith("data."):
+            options[option] = value
     if run.config.model.mlp_width == run.config.model.default_mlp_width:
         options["model.mlp_width"] = None  # it follows from other options
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
@@ -277,36 +300,47 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
     name differ. Different init rules are reported if the option `init` differs, not if they follow from the placement.
     Different code is reported if no option explains the difference.
     """
-    runs = list({id(run): run for run in runs}.values())  # most runs have equal settings, which are one object
+    # Most runs have equal settings, which are one object.
+    runs = list({id(settings): settings for settings in runs}.values())
     different: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for run in runs for name in run):
-        values = [run.get(name) for run in runs]
+    for name in dict.fromkeys(name for settings in runs for name in settings):
+        values = [settings.get(name) for settings in runs]
         if any(value != values[0] for value in values[1:]):
             different[name] = _sorted_values(values)
     if different.pop(_INIT_RULE, None) is None:
         different.pop("init", None)
     for group in ("norm", "placement", "optim"):
-        if names := different.pop(f"{group}.name", None):
-            own = {name: values for name, values in different.items() if name.startswith(f"{group}.")}
-            different = {name: values for name, values in different.items() if name not in own} | {group: names}
-            different |= {name: own[name] for name in own if _differs_within(name, f"{group}.name", runs)}
+        names = different.pop(f"{group}.name", None)
+        if names:
+            # Options of different norms differ, or are missing: the names of the norms say so already.
+            options = {name: values for name, values in different.items() if name.startswith(f"{group}.")}
+            for name in options:
+                del different[name]
+            different[group] = names
+            for name, values in options.items():
+                if _differs_within(name, f"{group}.name", runs):
+                    different[name] = values
+    groups = {name.partition(".")[0] for name in different}
     for part, name in _CODE.items():
-        if {part, "init", "model"} & {other.partition(".")[0] for other in different}:
+        # Another norm, init or model runs other code, and the option says so.
+        if {part, "init", "model"} & groups:
             different.pop(name, None)
     return different
 
 
 def _differs_within(name: str, kind: str, runs: Sequence[Mapping[str, Setting]]) -> bool:
     """Return whether runs with the same value of `kind` differ in a setting."""
-    return len({(run.get(kind), run.get(name)) for run in runs}) > len({run.get(kind) for run in runs})
+    kinds = {run.get(kind) for run in runs}
+    return len({(run.get(kind), run.get(name)) for run in runs}) > len(kinds)
 
 
 def _sorted_values(values: Iterable[Setting]) -> list[str]:
     by_text: dict[str, Any] = {}
     for value in values:
         by_text.setdefault(format_setting(value), value)
-    is_numeric = all(isinstance(value, int | float) for value in by_text.values())
-    return sorted(by_text, key=by_text.__getitem__) if is_numeric else sorted(by_text)
+    if all(isinstance(value, int | float) for value in by_text.values()):
+        return sorted(by_text, key=by_text.__getitem__)
+    return sorted(by_text)
 
 
 def _join(*parts: str | None) -> str | None:

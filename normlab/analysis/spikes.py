@@ -36,7 +36,9 @@ class SpikeCount(NamedTuple):
     @property
     def share(self) -> float | None:
         """Spikes divided by judged steps; None without judged steps."""
-        return len(self.spikes) / self.scored if self.scored else None
+        if not self.scored:
+            return None
+        return len(self.spikes) / self.scored
 
 
 def count_spikes(series: Mapping[str, Series]) -> list[SpikeCount]:
@@ -47,20 +49,22 @@ def count_spikes(series: Mapping[str, Series]) -> list[SpikeCount]:
     Args:
         series: loss, grad_norm and clip_factor, (S,) each for S steps from step 0 on.
     """
-    loss, grad_norm, clip_factor = (
-        np.asarray(series[of], dtype=np.float64) for of in ("loss", "grad_norm", "clip_factor")
-    )
+    loss = np.asarray(series["loss"], dtype=np.float64)
+    grad_norm = np.asarray(series["grad_norm"], dtype=np.float64)
+    clip_factor = np.asarray(series["clip_factor"], dtype=np.float64)
     steps = np.flatnonzero(clip_factor != 0)
+    # After the first value that is not finite the run has diverged, and its values tell nothing of spikes.
     nonfinite = np.flatnonzero(~np.isfinite(np.stack([loss, grad_norm, clip_factor])[:, steps]).all(axis=0))
-    steps = steps[: nonfinite[0]] if len(nonfinite) else steps
-    counts = [
-        SpikeCount(
-            f"{of}_olmo_core", FORMULA, OLMO_CORE, steps[_spikes(values[steps])].tolist(), max(0, len(steps) - WINDOW)
-        )
-        for of, values in (("loss", loss), ("grad_norm", grad_norm))
-    ]
+    if len(nonfinite):
+        steps = steps[: nonfinite[0]]
+    scored = max(0, len(steps) - WINDOW)
+    counts: list[SpikeCount] = []
+    for name, values in (("loss", loss), ("grad_norm", grad_norm)):
+        spikes = steps[_spikes(values[steps])].tolist()
+        counts.append(SpikeCount(f"{name}_olmo_core", FORMULA, OLMO_CORE, spikes, scored))
     clipped = steps[clip_factor[steps] < 1].tolist()
-    return [*counts, SpikeCount("clipped", "the gradient was clipped: factor below 1", "normlab", clipped, len(steps))]
+    formula = "the gradient was clipped: factor below 1"
+    return [*counts, SpikeCount("clipped", formula, "normlab", clipped, len(steps))]
 
 
 def _spikes(values: Series) -> NDArray[np.intp]:
@@ -68,11 +72,11 @@ def _spikes(values: Series) -> NDArray[np.intp]:
 
     Each window is summed by itself: after a spike, a running sum loses the small values.
     """
-    found: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
+    indices: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
     for start in range(0, len(values) - WINDOW, CHUNK):
         windows = np.lib.stride_tricks.sliding_window_view(values[start : start + CHUNK + WINDOW], WINDOW + 1)
         before, last = windows[:, :-1], windows[:, -1]
         deviation = before.std(axis=1)
         is_spike = (last - before.mean(axis=1) > DEVIATIONS * deviation) & (deviation > SMALLEST_DEVIATION)
-        found.append(np.flatnonzero(is_spike) + WINDOW + start)
-    return np.concatenate(found)
+        indices.append(np.flatnonzero(is_spike) + WINDOW + start)
+    return np.concatenate(indices)

@@ -129,7 +129,9 @@ def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replica
     rates = sorted({run.lr for run in runs})
     if not rates:
         return {}
-    by_rate = [values_of(measure, [run for run in runs if run.lr == lr]) for lr in rates]
+    by_rate: list[dict[Replicate, float]] = []
+    for lr in rates:
+        by_rate.append(values_of(measure, [run for run in runs if run.lr == lr]))
     # The mean of a seed that lacks a rate would be one over other rates.
     shared = set.intersection(*map(set, by_rate))
     means: dict[Replicate, float] = {}
@@ -177,11 +179,13 @@ def contrast(tables: Sequence[Mapping[Replicate, float]], weights: Sequence[floa
     """
     shared = set.intersection(*map(set, tables))
     # Infinite is the value of a run that has diverged or not learned, and would be the mean of all.
-    finite = {seed for seed in shared if not any(math.isinf(table[seed]) for table in tables)}
+    infinite: set[Replicate] = set()
+    for table in tables:
+        infinite |= {seed for seed in shared if math.isinf(table[seed])}
     finite_tables: list[dict[Replicate, float]] = []
     for table in tables:
-        finite_tables.append({seed: value for seed, value in table.items() if seed in finite})
-    return replace(over_seeds(weighted_sums(weights, finite_tables)), left_out=len(shared) - len(finite))
+        finite_tables.append({seed: table[seed] for seed in shared - infinite})
+    return replace(over_seeds(weighted_sums(weights, finite_tables)), left_out=len(infinite))
 
 
 def share(count: int, n: int) -> Estimate:

@@ -108,7 +108,9 @@ class Contrast(Estimator):
         """Return the contrast of each choosing seed; where arms have one rate, of the first seeds, which judge too."""
         tables = []
         for arm in self._arms(runs):
-            chosen = [run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)]
+            chosen: list[RunRecord] = []
+            for lr in arm.chosen_lrs:
+                chosen += arm.choice.runs_at(lr)
             tables.append(mean_over_rates(self.measure, chosen))
         return [*weighted_sums([*self.weights.values()], tables).values()]
 
@@ -219,7 +221,9 @@ class Share(Estimator):
         if self.minus is not None:
             arms.append(self._arm(runs, self.minus))
         judged = [self._judged(arm) for arm in arms]
-        rates = {arm.where: arm.learning_rates if self.every_rate else arm.chosen_lrs for arm in arms}
+        rates = {arm.where: arm.chosen_lrs for arm in arms}
+        if self.every_rate:
+            rates = {arm.where: arm.learning_rates for arm in arms}
         counted = [self._counted(runs_of_arm) for runs_of_arm in judged]
         if not all(counted):
             return Estimate(math.nan, rates=rates)
@@ -233,8 +237,10 @@ class Share(Estimator):
         return runs.arm_of_grid(where) if self.every_rate else runs.arm(where)
 
     def _judged(self, arm: Arm) -> list[RunRecord]:
+        if not self.every_rate:
+            return arm.judged()
         # No seed is set apart where nothing is chosen; a seed that lacks a rate may have learned there.
-        return [*chain(*complete_seeds(arm.runs).values())] if self.every_rate else arm.judged()
+        return [*chain(*complete_seeds(arm.runs).values())]
 
     def _counted(self, runs: Sequence[RunRecord]) -> list[bool]:
         """Return of each seed whether it counts."""

@@ -236,7 +236,10 @@ def _judge_all(
         # Where no learning rate is to be chosen, the choosing seeds judge too, and an estimate has more seeds.
         has_one_rate = all(len(arm.learning_rates) == 1 for arm in runs.used.values())
         last_looks.append(LOOKS[-1] + CHOOSING_SEEDS if has_one_rate else LOOKS[-1])
-    p_values = [None if judgement.verdict == VOID else judgement.p for judgement in judgements]
+    # A void claim is not tested, so that the others are not corrected for it.
+    p_values: list[float | None] = []
+    for judgement in judgements:
+        p_values.append(judgement.p if judgement.verdict != VOID else None)
     corrected = holm(p_values)
     tests = counted(len(corrected) - corrected.count(None), "claim")
     for index, p in enumerate(corrected):

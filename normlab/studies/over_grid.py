@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -106,7 +107,7 @@ class OverGrid(Estimator):
 
 
 def _outcomes_of(arms: Sequence[Arm]) -> dict[str, int]:
-    return outcomes([run for arm in arms for run in arm.runs])
+    return outcomes([*chain.from_iterable(arm.runs for arm in arms)])
 
 
 def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
@@ -121,7 +122,11 @@ def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
 
     def interval(alpha: float) -> Bounds:
         low, high = estimate.interval(alpha)
-        return -math.inf if may_be_below else low, math.inf if may_be_above else high
+        if may_be_below:
+            low = -math.inf
+        if may_be_above:
+            high = math.inf
+        return low, high
 
     return replace(estimate, interval=interval)
 

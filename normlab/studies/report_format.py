@@ -5,7 +5,7 @@ The file may be a stranger's: a reader gets these types, or an error that names 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -209,14 +209,13 @@ def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
     intervals = {alpha: (low, high) for alpha, (low, high) in zip(LEVELS, row["intervals"], strict=True)}
     kept = {name: row[name] for name in FIELDS}
-    return Judgement(
-        claim,
-        verdict=row["verdict"],
-        reason=row["reason"],
-        # The intervals of other levels are not known: a report is drawn, and not judged again.
-        estimate=Estimate(row["estimate"], intervals.__getitem__, **kept),
-        p=row["p"],
-        power=Power(**row["power"]) if row["power"] else None,
-        at_best=AtBest(**row["at_best"]) if row["at_best"] else None,
-        common=tuple(row["at_common_rate"]) if row["at_common_rate"] else None,
-    )
+    # The intervals of other levels are not known: a report is drawn, and not judged again.
+    estimate = Estimate(row["estimate"], intervals.__getitem__, **kept)
+    judgement = Judgement(claim, row["verdict"], row["reason"], estimate, row["p"])
+    if row["power"]:
+        judgement = replace(judgement, power=Power(**row["power"]))
+    if row["at_best"]:
+        judgement = replace(judgement, at_best=AtBest(**row["at_best"]))
+    if row["at_common_rate"]:
+        judgement = replace(judgement, common=tuple(row["at_common_rate"]))
+    return judgement

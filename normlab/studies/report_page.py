@@ -142,12 +142,20 @@ def _claim_row(judgement: Judgement) -> Sequence[str]:
 
 def _arm_row(arm: ArmSummary) -> Sequence[str]:
     losses = list(arm.losses.values())
+    # Cells stay empty of an arm of which no run has learned, and of the deviation of a single loss.
+    best = mean = deviation = ""
+    if arm.best is not None:
+        best = format_setting(arm.best)
+    if losses:
+        mean = f"{fmean(losses):.3f}"
+    if len(losses) > 1:
+        deviation = f"{stdev(losses):.3f}"
     return (
         arm.where,
         ", ".join(map(format_setting, arm.rates)),
         ", ".join(map(format_setting, arm.chosen)),
-        "" if arm.best is None else format_setting(arm.best),
-        f"{fmean(losses):.3f}" if losses else "",
-        f"{stdev(losses):.3f}" if len(losses) > 1 else "",
+        best,
+        mean,
+        deviation,
         f"{len(losses)} of {arm.runs}",
     )

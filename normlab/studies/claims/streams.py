@@ -1,5 +1,7 @@
 """Do several residual streams, or attention over depth, lower the loss at equal cost?"""
 
+from itertools import product
+
 from normlab.studies.base import NANO, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference
 from normlab.studies.measures import Statistic
@@ -7,6 +9,12 @@ from normlab.studies.measures import Statistic
 GRID, DEPTHS = f"{NANO} init=gpt2 optim.lr=1e-3,3e-3,1e-2,3e-2", "model.depth=8,24"
 HC, MHC = "Zhu et al. 2024, arXiv:2409.19606", "Xie et al. 2025, arXiv:2512.24880"
 ATTN_RES, PRORES = "Kimi Team 2026, arXiv:2603.15031", "arXiv:2603.05369"
+# The number is the width of the pre-norm to compare with: wider where several streams cost more.
+COMPARED = (
+    ("hyper_connections", "Hyper-connections of width 32", "have", 36, HC),
+    ("mhc", "mHC of width 32", "has", 40, MHC),
+    ("attn_res", "Pre-norm with attention residuals", "has", 32, ATTN_RES),
+)
 WARMUP = 100
 """Updates until the branches of the last block are whole."""
 
@@ -53,12 +61,7 @@ register_study(
                     f"{title} {verb} a lower loss than pre-norm of width {width} at depth {depth}.",
                     difference(streams(name, depth), arm("pre", depth, width)), AtMost(0.0), source, effect=-0.05,
                 )
-                for name, title, verb, width, source in (
-                    ("hyper_connections", "Hyper-connections of width 32", "have", 36, HC),
-                    ("mhc", "mHC of width 32", "has", 40, MHC),
-                    ("attn_res", "Pre-norm with attention residuals", "has", 32, ATTN_RES),
-                )
-                for depth in (8, 24)
+                for (name, title, verb, width, source), depth in product(COMPARED, (8, 24))
             ),
             Claim(
                 "mixing", "mHC has a lower loss than the same streams without mixing, at depth 24.",

@@ -4,7 +4,7 @@ Shapes: B batch, T time, D model width, H heads, K head width.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,9 @@ def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float, softcap: f
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     """Return c tanh(x / c) with a softcap c, else x."""
-    return x if softcap is None else softcap * torch.tanh(x / softcap)
+    if softcap is None:
+        return x
+    return softcap * torch.tanh(x / softcap)
 
 
 def sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
@@ -89,6 +91,7 @@ EAGER = "eager"
 def _stacked_backend(q_HTK: Tensor) -> str:
     """Return the backend of `stacked_sdpa`, which torch's own choice may differ from."""
     width = q_HTK.shape[-1]
+    # Torch's flash attention takes head widths that are multiples of 8, up to 256.
     is_fused = q_HTK.device.type != "cpu" and width % 8 == 0 and width <= 256
     if is_fused and q_HTK.dtype in (torch.bfloat16, torch.float16):
         return "flash_attention"
@@ -121,6 +124,30 @@ def attention_backend(
     return SDPBackend(choice).name.lower()
 
 
+def _placed_norms(config: ModelConfig, sites: frozenset[str], make_norm: MakeNorm) -> nn.ModuleDict:
+    """Return the norms that the placement and `v_norm` put inside attention, by site: q, k, v or attn_inner."""
+    norms = nn.ModuleDict()
+    head_width = config.width // config.heads
+    for site in ("q", "k", "v"):
+        if site in sites:
+            norms[site] = make_norm(head_width)
+    if config.v_norm:
+        norms["v"] = make_norm(head_width, plain=True)
+    if "attn_inner" in sites:
+        norms["attn_inner"] = make_norm(config.width)
+    return norms
+
+
+def _qk_norms(config: ModelConfig, make_norm: MakeNorm) -> nn.ModuleDict:
+    """Return the norms of `qk_norm` by site, q and k; none with qk_norm=off."""
+    norms = nn.ModuleDict()
+    if config.qk_norm != "off":
+        width = {"head": config.width // config.heads, "full": config.width}[config.qk_norm]
+        for site in ("q", "k"):
+            norms[site] = make_norm(width)
+    return norms
+
+
 class Attention(nn.Module):
     """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g are optional.
 
@@ -131,6 +158,12 @@ class Attention(nn.Module):
 
     Maps (B, T, D) to (B, T, D).
     """
+
+    init_roles: ClassVar[dict[str, str]] = {
+        "q.weight": "attn.q", "k.weight": "attn.k", "v.weight": "attn.v", "value_embed.weight": "attn.v",
+        "gate.weight": "attn.gate", "out.weight": "attn.out",
+    }  # fmt: skip
+    """The role of each weight in the init rules (`init_rules.Weight`)."""
 
     def __init__(
         self,
@@ -159,29 +192,34 @@ class Attention(nn.Module):
         self.k = nn.Linear(width, width, bias=config.bias)
         self.v = nn.Linear(width, width, bias=config.bias)
         self.out = nn.Linear(width, width, bias=config.bias)
-        gates = {"head": config.heads, "channel": width}.get(config.attn_gate)
-        self.gate = nn.Linear(width, gates, bias=False) if gates else None
+        self.gate: nn.Linear | None = None
         """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
-        self.head_scale = parameter(torch.ones(config.heads), role="scalar") if head_scale else None
-        self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
-        if config.v_norm:
-            self.norms["v"] = make_norm(width // config.heads, plain=True)
-        if "attn_inner" in sites:
-            self.norms["attn_inner"] = make_norm(width)
-        qk_width = {"head": width // config.heads, "full": width}.get(config.qk_norm)
-        self.qk_norms = nn.ModuleDict({site: make_norm(qk_width) for site in ("q", "k") if qk_width})
+        if config.attn_gate != "off":
+            gates = {"head": config.heads, "channel": width}[config.attn_gate]
+            self.gate = nn.Linear(width, gates, bias=False)
+        self.head_scale: nn.Parameter | None = None
+        if head_scale:
+            self.head_scale = parameter(torch.ones(config.heads), role="scalar")
+        # The order in which norms are made is part of a run's weights: a norm that draws its parameters draws them
+        # from its number in the model (`model.init.build_model`).
+        self.norms = _placed_norms(config, sites, make_norm)
+        self.qk_norms = _qk_norms(config, make_norm)
         self.qk_norm_full = config.qk_norm == "full"
         self.qk_norm_after_rope = config.qk_norm_after_rope
         self.qk_scale = config.qk_scale
         self.softcap = config.attn_softcap
-        is_learned = config.value_residual == "learned" and layer > 0
-        self.value_mix = parameter(torch.tensor(0.5), role="scalar") if is_learned else None
-        """m."""
         self.has_value_residual = config.value_residual != "off"
-        has_embed = config.has_value_embed(layer)
-        self.value_embed = nn.Embedding(vocab_size, width) if has_embed else None
-        self.value_gate = nn.Linear(config.value_gate_channels, config.heads, bias=False) if has_embed else None
-        if self.value_gate is not None:
+        self.value_mix: nn.Parameter | None = None
+        """m; None where it is fixed."""
+        # The first block has the values that the others mix with theirs, so it mixes none itself.
+        if config.value_residual == "learned" and layer > 0:
+            self.value_mix = parameter(torch.tensor(0.5), role="scalar")
+        self.value_embed: nn.Embedding | None = None
+        self.value_gate: nn.Linear | None = None
+        if config.has_value_embed(layer):
+            self.value_embed = nn.Embedding(vocab_size, width)
+            self.value_gate = nn.Linear(config.value_gate_channels, config.heads, bias=False)
+            # The factor 2 sigmoid(0) = 1: training starts as if there were no gate.
             nn.init.zeros_(self.value_gate.weight)
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
@@ -191,7 +229,9 @@ class Attention(nn.Module):
             return [layer(x_BTD) for layer in layers]
         weight = torch.cat([layer.weight for layer in layers])
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
+        bias = None
+        if biases:
+            bias = torch.cat(biases)
         return self.linear(x_BTD, weight, bias).chunk(3, dim=-1)
 
     def split_heads(self, site: str, y_BTD: Tensor) -> Tensor:
@@ -226,22 +266,25 @@ class Attention(nn.Module):
         """
         q_BTD, k_BTD, v_BTD = self.project(x_BTD)
         v_BTD = self.mix_values(x_BTD, v_BTD, shared)
-        q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), (q_BTD, k_BTD, v_BTD))
+        q_BHTK = self.split_heads("q", q_BTD)
+        k_BHTK = self.split_heads("k", k_BTD)
+        v_BHTK = self.split_heads("v", v_BTD)
         if self.rope_theta is not None:
-            q_BHTK, k_BHTK = (rotate(x_BHTK, self.rope_theta, self.rope_fraction) for x_BHTK in (q_BHTK, k_BHTK))
+            q_BHTK = rotate(q_BHTK, self.rope_theta, self.rope_fraction)
+            k_BHTK = rotate(k_BHTK, self.rope_theta, self.rope_fraction)
         if self.qk_norm_after_rope:
-            q_BHTK, k_BHTK = (
-                self.qk_norms[site](x_BHTK.transpose(1, 2)).transpose(1, 2)
-                for site, x_BHTK in (("q", q_BHTK), ("k", k_BHTK))
-            )
+            # In the layout of `split_heads`, (B, T, H, K), so that a norm has the same input shape in both places.
+            q_BHTK = self.qk_norms["q"](q_BHTK.transpose(1, 2)).transpose(1, 2)
+            k_BHTK = self.qk_norms["k"](k_BHTK.transpose(1, 2)).transpose(1, 2)
         if self.qk_scale != 1:
             q_BHTK, k_BHTK = q_BHTK * self.qk_scale, k_BHTK * self.qk_scale
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         observe("attention", "", q_BHTK, k_BHTK, self.scale, self.softcap)
-        # No fused kernel of torch has a softcap.
-        kernel = self.kernel if self.softcap is None else partial(attend, softcap=self.softcap)
-        y_BHTK = kernel(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        if self.softcap is None:
+            y_BHTK = self.kernel(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        else:  # no fused kernel of torch has a softcap
+            y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self.scale, self.softcap)
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)

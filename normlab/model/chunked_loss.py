@@ -12,8 +12,8 @@ Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel), section 3.2.
 from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +44,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", z_lo
     loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
     if not z_loss:
         return loss
-    squares = z_loss * logits.flatten(0, -2).logsumexp(-1).square()
-    reduced = squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()
-    return loss + (reduced - reduced.detach())
+    penalty = z_loss * logits.flatten(0, -2).logsumexp(-1).square()
+    if reduction == "sum":
+        penalty = penalty.sum()
+    elif reduction == "mean":
+        penalty = penalty.mean()
+    # The value stays the cross entropy, by which runs with and without a z-loss are compared.
+    return loss + (penalty - penalty.detach())
 
 
 def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
@@ -73,8 +77,7 @@ def chunked_cross_entropy(
         targets: The next tokens, (...R, B, T).
         scale: The loss scale, so that the gradients do not vanish in float16.
     """
-    x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
-    tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1
+    tokens = math.prod(targets.shape[-2:])
 
     def chunk_loss(
         params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor
@@ -82,19 +85,53 @@ def chunked_cross_entropy(
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
         loss = cross_entropy(logits_NV, targets_N, "sum", _z_loss(head)) / tokens
-        return loss if scale is None else loss * scale, compute(selection, collector.observations)
+        if scale is not None:
+            loss = loss * scale
+        return loss, compute(selection, collector.observations)
 
-    with_gradients = torch.is_grad_enabled()
-    run: Any = grad_and_value(chunk_loss, argnums=(0, 1), has_aux=True) if with_gradients else chunk_loss
-    run = vmap(run) if stacked else run
-    runs = len(targets_N) if stacked else 1
-    size = max(LARGE_LOGITS // (runs * _vocab_size(head)), math.ceil(tokens / MOST_CHUNKS))
+    chunks = _run_chunks(chunk_loss, _vocab_size(head), params, x.flatten(-3, -2), targets.flatten(-2, -1))
+    loss = torch.stack(chunks.losses).sum(0)
+    if chunks.x_grads:
+        x_grad = torch.cat(chunks.x_grads, -2).view_as(x)
+        loss = _WithGradients.apply(loss, [x_grad, *chunks.param_grads], x, *params.values())
+    if scale is not None:
+        loss = loss / scale
+    return loss, _merge_statistics(chunks.statistics, chunks.shares)
+
+
+class _Chunks(NamedTuple):
+    """The results of each chunk of tokens; gradients of parameters are summed over the chunks."""
+
+    losses: list[Tensor]
+    """(...R) each; their sum is the mean over all tokens."""
+    statistics: list[dict[Column, Tensor]]
+    shares: list[float]
+    """The share of all tokens that each chunk has."""
+    x_grads: list[Tensor]
+    """(...R, N, D) each; none where gradients are off."""
+    param_grads: list[Tensor]
+    """(...R, *shape) each; none where gradients are off."""
+
+
+def _run_chunks(
+    chunk_loss: Callable[..., Any], vocab_size: int, params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor
+) -> _Chunks:
+    """Call a function of parameters, inputs (...R, N, D) and targets (...R, N) for one chunk of tokens at a time."""
+    has_gradients = torch.is_grad_enabled()
+    run: Any = chunk_loss
+    if has_gradients:
+        run = grad_and_value(run, argnums=(0, 1), has_aux=True)
+    runs, tokens = 1, targets_N.shape[-1]
+    if targets_N.dim() > 1:
+        run, runs = vmap(run), len(targets_N)
+    # The logits of all runs exist at once, so they share the limit of a chunk.
+    size = max(LARGE_LOGITS // (runs * vocab_size), math.ceil(tokens / MOST_CHUNKS))
     losses: list[Tensor] = []
-    values: list[dict[Column, Tensor]] = []
-    weights: list[float] = []
+    statistics: list[dict[Column, Tensor]] = []
+    shares: list[float] = []
     x_grads: list[Tensor] = []
     param_grads: list[Tensor] = []
-    device = x.device.type
+    device = x_ND.device.type
     # Autocast must not cache: it would keep a copy of the weights for each chunk.
     with (
         torch.no_grad(),
@@ -104,30 +141,32 @@ def chunked_cross_entropy(
     ):
         for x_part, targets_part in zip(x_ND.split(size, -2), targets_N.split(size, -1), strict=True):
             output = run(params, x_part, targets_part)
-            if with_gradients:
+            if has_gradients:
                 (of_params, of_x), output = output
                 x_grads.append(of_x)
+                # Added in place: the gradients of all chunks would take the memory of as many heads.
                 if param_grads:
                     for total, name in zip(param_grads, params, strict=True):
                         total.add_(of_params[name])
                 else:
                     param_grads = [of_params[name] for name in params]
             losses.append(output[0])
-            values.append(output[1])
-            weights.append(targets_part.shape[-1] / tokens)
-    loss = torch.stack(losses).sum(0)
-    if with_gradients:
-        loss = _WithGradients.apply(loss, [torch.cat(x_grads, -2).view_as(x), *param_grads], x, *params.values())
-    if scale is not None:
-        loss = loss / scale
+            statistics.append(output[1])
+            shares.append(targets_part.shape[-1] / tokens)
+    return _Chunks(losses, statistics, shares, x_grads, param_grads)
+
+
+def _merge_statistics(parts: list[dict[Column, Tensor]], shares: list[float]) -> dict[Column, Tensor]:
+    """Return the statistics of all tokens, from those of chunks and the share of the tokens that each chunk has."""
     merged: dict[Column, Tensor] = {}
-    for column in values[0]:
-        parts = [part[column] for part in values]
+    for column in parts[0]:
+        values = [part[column] for part in parts]
         if STATISTICS[column.statistic].merge == "max":
-            merged[column] = torch.stack(parts).amax(0)
+            merged[column] = torch.stack(values).amax(0)
         else:
-            merged[column] = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
-    return loss, merged
+            weighted = [share * value for share, value in zip(shares, values, strict=True)]
+            merged[column] = torch.stack(weighted).sum(0)
+    return merged
 
 
 class _WithGradients(torch.autograd.Function):
@@ -141,7 +180,11 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        scaled = [g * grad.view(*grad.shape, *[1] * (g.dim() - grad.dim())).to(g.dtype) for g in ctx.saved_tensors]
+        scaled: list[Tensor] = []
+        for gradient in ctx.saved_tensors:
+            # (...R, 1, 1): each run's gradients are scaled by the gradient of its own loss.
+            factor = grad.view(*grad.shape, *[1] * (gradient.dim() - grad.dim()))
+            scaled.append(gradient * factor.to(gradient.dtype))
         return None, None, *scaled
 
 

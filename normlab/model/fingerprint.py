@@ -16,6 +16,7 @@ Shapes: B batch, T time, D width.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from types import BuiltinFunctionType, FunctionType
@@ -48,15 +49,19 @@ def fingerprint(config: RunConfig) -> str:
     content = hashlib.sha256()
     for part in (small.norm, small.placement):
         for field in dataclasses.fields(part):
-            if field.name in NARROW_OPTIONS and (value := getattr(part, field.name)) != field.default:
+            value = getattr(part, field.name)
+            # A default adds nothing: an option that a later version adds leaves the fingerprints of older runs.
+            if field.name in NARROW_OPTIONS and value != field.default:
                 content.update(f"{field.name} {value}\n".encode())
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         lines = list(_lines(small))
         content.update("".join(lines).encode())
-        if eps := getattr(small.norm, "eps", 0):
+        eps = getattr(small.norm, "eps", 0)
+        if eps:
             norm = dataclasses.replace(small.norm, eps=eps / 2)  # pyright: ignore[reportCallIssue]
             halved = _lines(dataclasses.replace(small, norm=norm))
-            if all(line == other for line, other in zip(lines, halved, strict=True)):
+            # Compared one by one: the first line that differs ends the second computation.
+            if all(line == line_halved for line, line_halved in zip(lines, halved, strict=True)):
                 content.update(f"eps {eps}\n".encode())
     return content.hexdigest()[:16]
 
@@ -163,8 +168,13 @@ def _numbers(stream: Any) -> list[Tensor]:
     """Return the tensors in a stream, a tensor or tuples and dicts of tensors, without integers."""
     if isinstance(stream, Tensor):
         return [stream] if stream.is_floating_point() else []
-    parts = stream.values() if isinstance(stream, dict) else stream
-    return [y for part in parts for y in _numbers(part)]
+    parts = stream
+    if isinstance(stream, dict):
+        parts = stream.values()
+    numbers: list[Tensor] = []
+    for part in parts:
+        numbers += _numbers(part)
+    return numbers
 
 
 def _with_numbers(stream: Any, numbers: Iterator[Tensor]) -> Any:
@@ -180,7 +190,9 @@ def _digest(value: Tensor) -> str:
     """Return a tensor's length and its cosine with a fixed direction, rounded to five digits."""
     flat = value.detach().double().flatten()
     length = float(torch.linalg.vector_norm(flat))
-    if not length > 1e-9:  # the rounding errors of a sum that is zero
-        return "0" if length == length else "nan"
+    if math.isnan(length):
+        return "nan"
+    if length <= 1e-9:  # the rounding errors of a sum that is zero
+        return "0"
     cosine = float(flat @ hashed_numbers("direction", len(flat)) / length)
     return f"{length:.{DIGITS - 1}e} {round(cosine * 10**DIGITS)}"

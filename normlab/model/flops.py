@@ -52,14 +52,18 @@ def _norm_flops(config: RunConfig) -> int:
     tokens = (train.batch_size // train.accumulation, model.context)
     stream, hidden = (*tokens, model.width), (*tokens, model.mlp_width)
     heads = (*tokens, model.heads, model.width // model.heads)
+    # Nearly every norm: the number of norms on the stream needs torch, which takes seconds to import.
     if not config.norm.matmul_flops(stream):
         return 0
     inputs: Counter[Shape] = Counter()
-    if model.qk_norm != "off":
-        inputs[heads if model.qk_norm == "head" else stream] += 2 * model.depth
+    if model.qk_norm == "head":
+        inputs[heads] += 2 * model.depth
+    elif model.qk_norm == "full":
+        inputs[stream] += 2 * model.depth
     inputs[heads] += model.v_norm * model.depth
     for layer in range(model.depth):
         sites = config.placement.inner_sites(layer, model.depth)
+        # A Boolean counts as 0 or 1.
         inputs[heads] += len(sites & {"q", "k", "v"})
         inputs[stream] += "attn_inner" in sites
         inputs[hidden] += "mlp_inner" in sites

@@ -9,7 +9,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,17 +32,23 @@ def padding_of(weight: Tensor) -> int:
 
     Tensor cores need rows of logits that start at a multiple of 16 bytes. Parameters, loss and gradients keep V rows.
     """
-    return -len(weight) % 64 if weight.is_cuda and len(weight) > SMALL_VOCAB else 0
+    if not weight.is_cuda or len(weight) <= SMALL_VOCAB:
+        return 0
+    return -len(weight) % 64
 
 
 class Embed(nn.Module):
     """Token embedding, optional learned positions, then the placement's `input_module`."""
 
+    init_roles: ClassVar[dict[str, str]] = {"tokens.weight": "embed.tokens", "positions.weight": "embed.positions"}
+    """The role of each weight in the init rules (`init_rules.Weight`)."""
+
     def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, config.width)
-        learned = config.positions == "learned"
-        self.positions = nn.Embedding(config.context, config.width) if learned else None
+        self.positions: nn.Embedding | None = None
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.context, config.width)
         self.scale = config.embed_scale
         self.open = placement.input_module(config.width, make_norm)
         self.shares_values = config.shares_values
@@ -54,7 +60,10 @@ class Embed(nn.Module):
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
         stream = x_BTD if self.open is None else self.open(x_BTD)
-        return (stream, {"tokens": tokens_BT}) if self.shares_values else stream
+        if self.shares_values:
+            # The blocks look up their embeddings of values by the tokens, which the stream no longer has.
+            return stream, {"tokens": tokens_BT}
+        return stream
 
 
 class Block(nn.Module):
@@ -67,7 +76,10 @@ class Block(nn.Module):
         super().__init__()
         sites = placement.inner_sites(layer, config.depth)
         head_width = config.width // config.heads
-        scale = placement.attention_scale(head_width) if config.scaling == "none" else 1 / head_width
+        scale = placement.attention_scale(head_width)
+        if config.scaling != "none":
+            # Queries and keys correlate in a trained model: products of width K grow as K, not as sqrt(K) (muP).
+            scale = 1 / head_width
         self.branch_factor = 1 / config.depth_ratio
         self.shares_values = config.shares_values
         self.attn = Attention(
@@ -80,6 +92,7 @@ class Block(nn.Module):
     def forward(self, stream: Any) -> Any:
         shared: dict[str, Tensor] = {}
         if self.shares_values:
+            # A copy, because attention adds to it: a block is a function, and may run twice on one input.
             stream, shared = stream[0], dict(stream[1])
         observe("resid", "", main_stream(stream))
         observe_streams(stream)
@@ -90,11 +103,16 @@ class Block(nn.Module):
             if branch.last_update is not None:
                 observe(name, "", branch.last_update)
         observe("block", "", main_stream(stream), main_stream(after))
-        return (after, shared) if self.shares_values else after
+        if self.shares_values:
+            return after, shared
+        return after
 
 
 class Head(nn.Module):
     """The placement's `output_module`, then logits by the (possibly tied) output matrix."""
+
+    init_roles: ClassVar[dict[str, str]] = {"weight": "head"}
+    """The role of the output matrix in the init rules, unless it is tied."""
 
     def __init__(
         self,
@@ -128,13 +146,16 @@ class Head(nn.Module):
         observe("resid", "", main_stream(stream))
         observe_streams(stream)
         x_BTD = stream if self.close is None else self.close(stream)
-        return x_BTD if part == "read" else self._unembed(x_BTD)
+        if part == "read":
+            return x_BTD
+        return self._unembed(x_BTD)
 
     def _unembed(self, x_BTD: Tensor) -> Tensor:
         weight_VD = self.weight
         if self.divisor != 1:
             x_BTD = x_BTD / self.divisor
-        if padding := padding_of(weight_VD):
+        padding = padding_of(weight_VD)
+        if padding:
             padded = torch.cat([weight_VD, weight_VD.new_zeros(padding, weight_VD.shape[1])])
             logits_BTV = nn.functional.linear(x_BTD, padded)[..., : len(weight_VD)]
         else:

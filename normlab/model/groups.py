@@ -13,9 +13,10 @@ from normlab.base.errors import ConfigError
 from normlab.catalogue.optimizers.options import GROUPS, GroupOptions, ParameterGroups
 from normlab.catalogue.parameters import EMBEDDING, HEAD
 from normlab.catalogue.placements.base import projects
+from normlab.catalogue.placements.init_rules import Weight
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
-from normlab.model.init import standard_deviation
+from normlab.model.init import drawn_weights, standard_deviation
 from normlab.model.instrument import InstrumentedNorm, instrument
 
 OF_NORMS = {"bias": "biases", "scalar": "scalars", "matrix": "norm_matrices"}
@@ -39,10 +40,12 @@ def groups_of(model: GPT) -> dict[str, str]:
                 places[f"{name}.{leaf}"] = _place_of(name, model)
     groups: dict[str, str] = {}
     for name, role in model.roles.items():
-        if name in places:
-            groups[name] = f"gains.{places[name]}" if role == "gain" else OF_NORMS[role]
-        else:
+        if name not in places:
             groups[name] = OUTSIDE_NORMS[role]
+        elif role == "gain":
+            groups[name] = f"gains.{places[name]}"
+        else:
+            groups[name] = OF_NORMS[role]
     return groups
 
 
@@ -53,12 +56,13 @@ def _place_of(norm: str, model: nn.Module) -> str:
         return "final"
     if leaf in ("q", "k", "v"):
         return "qk"
-    is_output = leaf in ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ()))
-    return "output" if is_output else "input"
+    # `out` and `res` are sites of the residual algebra; any other wiring lists its norms behind a branch or a sum.
+    output_norms = ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ()))
+    return "output" if leaf in output_norms else "input"
 
 
-_groups: dict[str, dict[str, tuple[str, torch.Size]]] = {}
-"""The group and the shape of each parameter of a model, by the model's options."""
+_groups: dict[str, dict[str, tuple[str, Weight | None]]] = {}
+"""The group of each parameter of a model, and its weight if an init rule draws it, by the model's options."""
 
 
 def check_parameters(config: RunConfig) -> None:
@@ -79,8 +83,8 @@ def check_parameters(config: RunConfig) -> None:
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)
-        shapes = {name: p.shape for name, p in model.named_parameters()}
-        _groups[structure] = {name: (group, shapes[name]) for name, group in groups_of(model).items()}
+        weights = drawn_weights(model)
+        _groups[structure] = {name: (group, weights.get(name)) for name, group in groups_of(model).items()}
     parameters = _groups[structure]
     present = {group for group, _ in parameters.values()}
     if config.model.scaling != "none" and "norm_matrices" in present:
@@ -88,19 +92,33 @@ def check_parameters(config: RunConfig) -> None:
             f"model.scaling={config.model.scaling}: has no rule for the matrices of norm={config.norm.label}; choose "
             "another norm"
         )
-    for name, (group, shape) in parameters.items() if config.optim.keeps_matrix_norms else ():
-        std = standard_deviation(config.init_rule, name, shape, config.model.depth, config.model.width)
-        if group == "matrices" and (std == 0 or name.endswith(("value_gate.weight", ".fn"))):
-            raise ConfigError(
-                f"optim={config.optim.name}: keeps the norm of each matrix, and {name} starts at 0 "
-                f"(init={config.init_rule}); choose another init rule or optimiser"
-            )
-    for group in () if config.optim.groups.vacant else GROUPS.keys() - present:
-        own, default = config.optim.groups.of(group), GroupOptions()
-        if own != default:
-            changed = [(name, text) for name, text in DEFAULTS.items() if getattr(own, name) != getattr(default, name)]
-            resets = " ".join(f"optim.groups.{group}.{name}={text}" for name, text in changed)
-            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; set {resets}")
+    if config.optim.keeps_matrix_norms:
+        for name, (group, weight) in parameters.items():
+            if group == "matrices" and _starts_at_zero(name, weight, config.init_rule):
+                raise ConfigError(
+                    f"optim={config.optim.name}: keeps the norm of each matrix, and {name} starts at 0 "
+                    f"(init={config.init_rule}); choose another init rule or optimiser"
+                )
+    if config.optim.groups.vacant:
+        return
+    for group in GROUPS:
+        if group in present:
+            continue
+        options, default = config.optim.groups.of(group), GroupOptions()
+        resets: list[str] = []
+        for name, text in DEFAULTS.items():
+            if getattr(options, name) != getattr(default, name):
+                resets.append(f"optim.groups.{group}.{name}={text}")
+        if resets:
+            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; set {' '.join(resets)}")
+
+
+def _starts_at_zero(name: str, weight: Weight | None, rule_name: str) -> bool:
+    """Whether a matrix of a model without values (on the meta device) starts at 0."""
+    if weight is not None:
+        return standard_deviation(rule_name, weight) == 0
+    # The two matrices of normlab that start at 0 by every rule; that of a plugin's matrix is not known without values.
+    return name.endswith(("value_gate.weight", ".fn"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +144,16 @@ class ParameterRow:
         """The row of a table; an unknown number of tokens is V."""
         shape = " x ".join(str(size or "V") for size in self.shape) or "number"
         eps = "" if self.eps is None else f"{self.eps:.3g}"
-        numbers = {"lr": f"{self.lr:g}", "decay": f"{self.decay:g}", "eps": eps}
-        return {"parameter": self.parameter, "group": self.group, "shape": shape} | numbers | {
-            "update": self.update, "init": self.init,
-        }  # fmt: skip
+        return {
+            "parameter": self.parameter,
+            "group": self.group,
+            "shape": shape,
+            "lr": f"{self.lr:g}",
+            "decay": f"{self.decay:g}",
+            "eps": eps,
+            "update": self.update,
+            "init": self.init,
+        }
 
 
 def parameter_rows(config: RunConfig, model: GPT) -> list[ParameterRow]:
@@ -139,23 +163,37 @@ def parameter_rows(config: RunConfig, model: GPT) -> list[ParameterRow]:
 
 def _sorted_rows(config: RunConfig, model: GPT) -> Iterator[ParameterRow]:
     """Yield a row for each parameter, those of one name in successive blocks one after the other."""
-    groups = groups_of(model)
+    groups, weights = groups_of(model), drawn_weights(model)
     parameters = dict(model.named_parameters())
-    places = {name: index for index, name in enumerate(dict.fromkeys(_block(name)[1] for name in parameters))}
-    for name in sorted(parameters, key=lambda name: (places[_block(name)[1]], _block(name)[0])):
-        own = config.optim.of_group(groups[name], config.model.factors_of(groups[name]))
-        shape = tuple(parameters[name].shape)
-        sizes = config.model.depth, config.model.width, config.model.width_ratio
-        std = standard_deviation(config.init_rule, name, shape, *sizes)
-        eps = None if own.adam_constants is None else getattr(own, "eps", None)
+    # Rows of equal parameters become one (`parameter_rows`), so those of all blocks follow one another.
+    order: dict[str, int] = {}
+    for name in parameters:
+        order.setdefault(_block(name)[1], len(order))
+
+    def position(name: str) -> tuple[int, int]:
+        block, name_in_block = _block(name)
+        return order[name_in_block], block
+
+    for name in sorted(parameters, key=position):
+        options = config.optim.of_group(groups[name], config.model.factors_of(groups[name]))
+        std = None
+        if name in weights:
+            std = standard_deviation(config.init_rule, weights[name], config.model.width_ratio)
+        # Only Adam divides by a root to which eps is added, though the options of other updates may have one, too.
+        eps = None
+        if options.adam_constants is not None:
+            eps = getattr(options, "eps", None)
         init = _init(std, parameters[name], projected=projects(config.placement))
-        yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
+        shape = tuple(parameters[name].shape)
+        yield ParameterRow(name, groups[name], shape, options.lr, options.weight_decay, eps, options.name, init)
 
 
 def _block(name: str) -> tuple[int, str]:
     """Return the number of a parameter's block, -1 outside the blocks, and its name without that number."""
     match = re.fullmatch(r"blocks\.(\d+)\.(.*)", name)
-    return (int(match[1]), f"blocks.{match[2]}") if match else (-1, name)
+    if match is None:
+        return -1, name
+    return int(match[1]), f"blocks.{match[2]}"
 
 
 def _without_block(row: ParameterRow) -> ParameterRow:
@@ -163,13 +201,15 @@ def _without_block(row: ParameterRow) -> ParameterRow:
 
 
 def _merged(rows: list[ParameterRow]) -> ParameterRow:
-    first, last = (_block(row.parameter)[0] for row in (rows[0], rows[-1]))
+    first, name = _block(rows[0].parameter)
+    last, _ = _block(rows[-1].parameter)
     if first == last:
         return rows[0]
-    return replace(rows[0], parameter=_without_block(rows[0]).parameter.replace("blocks.", f"blocks.{first}-{last}."))
+    return replace(rows[0], parameter=name.replace("blocks.", f"blocks.{first}-{last}."))
 
 
 def _init(std: float | None, values: Tensor, *, projected: bool) -> str:
+    # A placement that projects its matrices changes what the rule has drawn: the values themselves are shown then.
     if std is not None and not projected:
         return f"normal, sd {std:.4g}"
     if not values.numel():  # the vocabulary is not known

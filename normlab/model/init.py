@@ -7,7 +7,6 @@ them from (seed, number of the norm in the model).
 
 import hashlib
 import math
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,14 +14,18 @@ import torch
 from torch import nn
 
 from normlab.base.errors import notify
+from normlab.catalogue.parameters import EMBEDDING
 from normlab.catalogue.placements.init_rules import INIT_RULES, Weight
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.instrument import instrument
 
+STREAMS = "streams"
+"""The role in `init_roles` of the matrices that compute the weights of several streams. No init rule has it."""
 STREAMS_STD = 0.02
-"""Standard deviation of the matrices that compute the weights of several streams, by every rule."""
-
+"""Standard deviation of these matrices by every rule."""
+VALUES = "attn.v"
+"""The role of the matrices of values, and of the embeddings of values."""
 
 DEEP = 1000
 """Largest depth that a command builds without a message. Building and fingerprinting take time in proportion to it."""
@@ -40,60 +43,64 @@ def derive_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
 
 
-def role_of(name: str) -> str | None:
-    """Return the role of a weight, from its name; None for norms and biases.
+def drawn_weights(model: GPT) -> dict[str, Weight]:
+    """Return each weight that an init rule draws, with what the rule may know of it, by the weight's name.
 
-    Init rules have all roles but `streams`.
+    The module that makes a weight gives it a role in its `init_roles`. Any other parameter keeps the value with which
+    it was made: gains, numbers of a placement, matrices of a norm, gates of value embeddings.
     """
-    parts = name.split(".")
-    if parts[-1] != "weight":
-        return None
-    if parts[0] == "embed" and parts[1] in ("tokens", "positions"):
-        return f"embed.{parts[1]}"
-    if name == "head.weight":
-        return "head"
-    if parts[-2] == "fn" and {"wiring", "close"} & set(parts):
-        return "streams"
-    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
-        leaf = {"value_embed": "v", "norm": None, "value_gate": None}.get(parts[3], parts[3])
-        return leaf and f"{parts[2]}.{leaf}"
-    return None
+    depth, width = len(model.blocks), model.embed.tokens.embedding_dim
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    weights: dict[str, Weight] = {}
+    for path, module in model.named_modules():
+        # The name gives the number of the block only, which a module does not know; 0 outside the blocks.
+        layer = 0
+        if path.startswith("blocks."):
+            layer = int(path.split(".")[1]) + 1
+        init_roles: dict[str, str] = getattr(module, "init_roles", {})
+        for leaf, role in init_roles.items():
+            name = f"{path}.{leaf}"
+            # A model may lack an optional weight, and a tied head has the name of the embedding.
+            if name not in shapes:
+                continue
+            fan_out, fan_in = shapes[name]
+            # The embedding of a token's value stands for W_v x, so it has the fans of W_v, (D, D), whatever V is.
+            if role == VALUES and model.roles[name] == EMBEDDING:
+                fan_out = fan_in
+            weights[name] = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)
+    return weights
 
 
-def standard_deviation(
-    rule_name: str, name: str, shape: Sequence[int], depth: int, width: int, ratio: float = 1.0
-) -> float | None:
-    """Return the initial standard deviation of a parameter by an init rule; None for norms, wirings and biases.
+def standard_deviation(rule_name: str, weight: Weight, ratio: float = 1.0) -> float:
+    """Return the initial standard deviation of a weight by an init rule.
 
     Args:
         ratio: `ModelConfig.width_ratio`: matrices of blocks have 1 / sqrt(ratio) of the rule's.
     """
-    if (role := role_of(name)) is None:
-        return None
-    if role == "streams":
+    # No init rule has this role, so these matrices start alike by all of them.
+    if weight.role == STREAMS:
         return STREAMS_STD
-    fan_out, fan_in = shape if "value_embed" not in name else (shape[1], shape[1])  # as W_v
-    layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-    weight = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)
-    return INIT_RULES[rule_name](weight) / (math.sqrt(ratio) if layer else 1.0)
+    std = INIT_RULES[rule_name](weight)
+    return std / math.sqrt(ratio) if weight.layer else std
 
 
 @torch.no_grad()
 def initialise(model: GPT, rule_name: str, seed: int, ratio: float = 1.0) -> None:
-    """Draw every weight by an init rule and set the biases of linear layers to 0, in place.
+    """Draw every weight by an init rule and set the biases of these linear layers to 0, in place.
 
     Parameters of norms and wirings keep their values. `ratio` is that of `standard_deviation`.
     """
-    depth, width = len(model.blocks), model.embed.tokens.embedding_dim
+    weights = drawn_weights(model)
     for name, parameter in model.named_parameters():
-        std = standard_deviation(rule_name, name, parameter.shape, depth, width, ratio)
-        if std is None:
-            if name.endswith(".bias") and role_of(name.removesuffix("bias") + "weight") is not None:
-                parameter.zero_()
-            continue
-        generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
-        values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
-        parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
+        if name in weights:
+            # One generator for each name: a weight does not depend on what else the model has.
+            generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
+            values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
+            std = standard_deviation(rule_name, weights[name], ratio)
+            parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
+        elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in weights:
+            # torch.nn.Linear draws its bias; the biases of norms have other owners, and start as these say.
+            parameter.zero_()
 
 
 def build_model(config: RunConfig, vocab_size: int) -> GPT:

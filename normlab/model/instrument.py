@@ -63,8 +63,11 @@ class Collector:
             return
         # A norm that runs a second time in one segment gets a numbered site.
         calls = self._calls[kind, site] = self._calls.get((kind, site), 0) + 1
+        if calls > 1:
+            site = f"{site}#{calls}"
+        # Without gradient, so that a kept tensor keeps no graph of the operations before it.
         kept = tuple(x.detach() if isinstance(x, Tensor) else x for x in tensors)
-        self.observations.append(Observation(kind, f"{site}#{calls}" if calls > 1 else site, kept))
+        self.observations.append(Observation(kind, site, kept))
 
 
 _collector: Collector | None = None
@@ -87,7 +90,10 @@ def observe_streams(stream: Any) -> None:
     """Offer each of several streams, if they have one shape, and their sum; its site is its number, from 0."""
     if _collector is None or "streams" not in _collector.selection:
         return
-    streams = stream.unbind(-2) if isinstance(stream, Tensor) and stream.dim() == 4 else stream
+    # Several streams are one tensor (B, T, n, D), or a tuple of tensors (B, T, D).
+    streams = stream
+    if isinstance(stream, Tensor) and stream.dim() == 4:
+        streams = stream.unbind(-2)
     if not isinstance(streams, tuple) or len({x.shape for x in streams}) > 1:
         return
     total = torch.stack(streams).sum(0)
@@ -109,6 +115,7 @@ class InstrumentedNorm(nn.Module):
 
 def instrument(norm: nn.Module) -> nn.Module:
     """Make a norm observe its input and output; its parameters keep their names."""
+    # A norm inside another module would give its parameters a longer name, so the class is replaced.
     if not isinstance(norm, nn.Identity | InstrumentedNorm):  # norm=none builds an identity
         norm.__class__ = _instrumented_class(type(norm))
     return norm
@@ -142,10 +149,13 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
     if isinstance(stream, Tensor):
         tapped = stream.view_as(stream)
         return tapped, tapped
+    # The main stream is the first of several, and comes before the tensors that blocks share.
     main, tapped = tap(stream[0])
     return (main, *stream[1:]), tapped
 
 
 def main_stream(stream: Any) -> Tensor:
     """Return the stream that the papers call x: the first, if there are several."""
-    return stream if isinstance(stream, Tensor) else main_stream(stream[0])
+    if isinstance(stream, Tensor):
+        return stream
+    return main_stream(stream[0])

@@ -4,6 +4,7 @@ Shapes: B batch, T time, D model width, M hidden width.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ class MLP(nn.Module):
     2021, arXiv:2109.08668, section 4.2. SwiGLU: Shazeer 2020, arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
     """
 
+    init_roles: ClassVar[dict[str, str]] = {"up.weight": "mlp.up", "gate.weight": "mlp.gate", "down.weight": "mlp.down"}
+    """The role of each weight in the init rules (`init_rules.Weight`)."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -31,13 +35,19 @@ class MLP(nn.Module):
         width, hidden = config.width, config.mlp_width
         assert hidden is not None, "ModelConfig.resolve() sets the hidden width"
         self.up = nn.Linear(width, hidden, bias=config.bias)
-        self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
+        self.gate: nn.Linear | None = None
+        if config.mlp == "swiglu":
+            self.gate = nn.Linear(width, hidden, bias=config.bias)
         self.down = nn.Linear(hidden, width, bias=config.bias)
         self.is_squared = config.mlp == "relu2"
-        self.norm = make_norm(hidden) if "mlp_inner" in sites else None
+        self.norm: nn.Module | None = None
+        if "mlp_inner" in sites:
+            self.norm = make_norm(hidden)
         # The placement may transform the outputs of `up` and `gate`, before any activation.
         self.of_up = hidden_transform("up", width, hidden)
-        self.of_gate = None if self.gate is None else hidden_transform("gate", width, hidden)
+        self.of_gate: nn.Module | None = None
+        if self.gate is not None:
+            self.of_gate = hidden_transform("gate", width, hidden)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTM = self.up(x_BTD)

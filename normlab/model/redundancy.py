@@ -9,9 +9,11 @@ Shapes: B batch, T time, V vocabulary.
 
 import dataclasses
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from normlab.config.schema import RunConfig
 from normlab.model.instrument import norm_site
@@ -49,24 +51,34 @@ def without_redundant_norms(config: RunConfig) -> tuple[list[str], Tensor]:
     small = build_small(config)
     replacements: dict[str, dict[nn.Module, nn.Module]] = defaultdict(dict)
     for name, module in small.gpt.named_modules():
-        if module in small.norms and not config.norm.is_identity:
-            affine = getattr(module, "affine", None)
-            instead = affine if isinstance(affine, nn.Module) else nn.Identity()
-            if instead is affine or not [*module.parameters()]:
-                site = norm_site(name.partition(".")[2].partition(".")[2] if name.startswith("blocks.") else name)
-                replacements[site][module] = instead
-    logits_BTV, sites = small.gpt(tokens()), list[str]()
-    for site, instead_of in replacements.items():
-        handles = [
-            module.register_forward_hook(lambda _, inputs, __, instead=instead: instead(*inputs))
-            for module, instead in instead_of.items()
-        ]
+        if module not in small.norms or config.norm.is_identity:
+            continue
+        affine = getattr(module, "affine", None)
+        replacement = affine if isinstance(affine, nn.Module) else nn.Identity()
+        # Parameters outside `affine` do more than a gain and a bias, which the next matrices could hold.
+        if replacement is not affine and list(module.parameters()):
+            continue
+        name_in_block = name
+        if name.startswith("blocks."):
+            _, _, name_in_block = name.split(".", 2)
+        replacements[norm_site(name_in_block)][module] = replacement
+    logits_BTV = small.gpt(tokens())
+    sites: list[str] = []
+    for site, replacement_of in replacements.items():
+        handles: list[RemovableHandle] = []
+        for module, replacement in replacement_of.items():
+            # A default binds this replacement: a hook would otherwise call that of the last norm.
+            def replace(_: Any, inputs: Any, __: Any, replacement: nn.Module = replacement) -> Any:
+                return replacement(*inputs)
+
+            handles.append(module.register_forward_hook(replace))
         is_redundant = are_equal(small.gpt(tokens()), logits_BTV)
         for handle in handles:
             handle.remove()
         if is_redundant:
             sites.append(site)
-            for module in instead_of:
+            # They stay out while the next sites are tried: of two norms that undo each other, only one can go.
+            for module in replacement_of:
                 module.register_forward_hook(lambda _, inputs, __: inputs[0])
             logits_BTV = small.gpt(tokens())
     return sites, logits_BTV

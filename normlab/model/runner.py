@@ -11,7 +11,7 @@ from __future__ import annotations  # torch's compiler cannot trace the annotati
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -61,7 +61,7 @@ def _run_segment(
             output = segment(*args, **options)
         return SegmentOutput(output, {}, collector.observations, {})
 
-    buffer_names = {name for name, _ in segment.named_buffers()}
+    buffer_names = [name for name, _ in segment.named_buffers()]
     observations: list[Observation] = []
 
     def run(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, list[Tensor]]:
@@ -69,16 +69,22 @@ def _run_segment(
         with Collector(selection or {}) as collector:
             output = functional_call(segment, state, args, options)
         observations.extend(collector.observations)
-        observed = [x for each in observations for x in each.tensors if isinstance(x, Tensor)]
+        # The tensors of one run only exist inside vmap, which stacks those that the function returns.
+        observed: list[Tensor] = []
+        for observation in observations:
+            observed += [x for x in observation.tensors if isinstance(x, Tensor)]
         return output, {name: state[name] for name in buffer_names}, observed
 
     output, buffers, observed = vmap(run)(tensors, *args)
-    of_runs = iter(observed)
-    observations = [  # torch 2.11 compiles no `_replace`
-        Observation(kind, site, tuple(next(of_runs) if isinstance(x, Tensor) else x for x in tensors), layer)
-        for kind, site, tensors, layer in observations
-    ]
-    return SegmentOutput(output, buffers, observations, {})
+    # The same observations, with the tensors of all runs in place of those of one.
+    of_all_runs = iter(observed)
+    stacked: list[Observation] = []
+    for kind, site, of_one_run, layer in observations:
+        tensors_and_numbers: list[Any] = []
+        for x in of_one_run:
+            tensors_and_numbers.append(next(of_all_runs) if isinstance(x, Tensor) else x)
+        stacked.append(Observation(kind, site, tuple(tensors_and_numbers), layer))  # torch 2.11 compiles no `_replace`
+    return SegmentOutput(output, buffers, stacked, {})
 
 
 # Embeddings, blocks and head are three functions so that each has a compile cache of its own.
@@ -111,8 +117,11 @@ def _chunked_head(
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
     x, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream, part="read")
-    own = {name: p for name, p in segment.named_parameters() if not name.startswith("close.")}
-    params = own if tensors is None else {name: tensors[name] for name in own}
+    # `read` has run the module `close`; its parameters get their gradients through x.
+    params: Tensors = {}
+    for name, parameter in segment.named_parameters():
+        if not name.startswith("close."):
+            params[name] = parameter if tensors is None else tensors[name]
     loss, of_logits = chunked_cross_entropy(segment, params, selection or {}, x, targets, scale)
     return SegmentOutput(loss, buffers, observations, statistics | of_logits)
 
@@ -128,8 +137,13 @@ class ModelRunner:
         """The leading axes of every tensor: () for a single run, (R,) for stacked runs."""
         # Plain and measured steps are two specialisations of the same three functions.
         options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "backend": backend}
-        wrap = (lambda f: torch.compile(f, **options)) if compiled else (lambda f: f)
-        self._embed, self._block, self._head = wrap(_embed), wrap(_block), wrap(_head)
+        self._embed: Callable[..., SegmentOutput] = _embed
+        self._block: Callable[..., SegmentOutput] = _block
+        self._head: Callable[..., SegmentOutput] = _head
+        if compiled:
+            self._embed = torch.compile(_embed, **options)
+            self._block = torch.compile(_block, **options)
+            self._head = torch.compile(_head, **options)
 
     @property
     def buffers(self) -> Tensors:
@@ -197,8 +211,11 @@ class ModelRunner:
                 stream, buffers, observations, computed = self._block(segment, tensors, selection, stream)
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
-            statistics |= {column._replace(layer=layer): value for column, value in computed.items()}
-            observed = [each._replace(layer=layer) for each in observations]
+            # A compiled segment does not know its layer, so that one compiled block serves all.
+            for column, value in computed.items():
+                statistics[column._replace(layer=layer)] = value
+            observed = [observation._replace(layer=layer) for observation in observations]
+            # The tensors of several segments are computed together, as many as fit into one stack.
             share = share_of_stack(observed)
             if pending_share + share > 1:
                 statistics |= compute(selection or {}, pending, lead, together=True)
@@ -215,10 +232,10 @@ class SingleRun(ModelRunner):
     def __init__(self, model: GPT, *, compiled: bool, backend: Any = "inductor"):
         super().__init__(model, dict(model.named_parameters()), (), compiled=compiled, backend=backend)
         # Forward passes reassign buffers, so the owning module is stored and not the tensor.
-        self._owners = {
-            name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-            for name, _ in model.named_buffers()
-        }
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        for name, _ in model.named_buffers():
+            path, _, attribute = name.rpartition(".")
+            self._owners[name] = model.get_submodule(path), attribute
 
     @property
     def buffers(self) -> Tensors:
@@ -249,12 +266,14 @@ class _StackedRunner(ModelRunner):
         super().__init__(model, params, (runs,), **options)
         self._buffers = buffers
         # A tied matrix has one name in the state and another one in the second segment that uses it.
-        state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        self._names = {
-            prefix: {name: state_name[id(p)] for name, p in segment.named_parameters()}
-            | {name: prefix + name for name, _ in segment.named_buffers()}
-            for prefix, segment in self.model.segments()
-        }
+        state_names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self._names: dict[str, dict[str, str]] = {}
+        """For each segment, the name in the state by the name in the segment."""
+        for prefix, segment in self.model.segments():
+            names = {name: state_names[id(parameter)] for name, parameter in segment.named_parameters()}
+            for name, _ in segment.named_buffers():
+                names[name] = prefix + name
+            self._names[prefix] = names
 
     @property
     def buffers(self) -> Tensors:
@@ -264,8 +283,10 @@ class _StackedRunner(ModelRunner):
         self._buffers.update(values)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
-        names = self._names[prefix].items()
-        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in names}
+        tensors: Tensors = {}
+        for name, state_name in self._names[prefix].items():
+            tensors[name] = self.params[state_name] if state_name in self.params else self._buffers[state_name]
+        return tensors
 
 
 class StackedRuns(_StackedRunner):
@@ -278,19 +299,15 @@ class StackedRuns(_StackedRunner):
     def __init__(
         self, models: Sequence[GPT], *, order: Iterable[str] | None = None, compiled: bool, backend: Any = "inductor"
     ):
-        parameters = [dict(model.named_parameters()) for model in models]
-        linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
-        params = Stack(
-            {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
-            transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
-            order=order,
-        )
+        # The gradient of a linear layer's weight comes transposed, and so its memory has that order (`Stack`).
+        of_linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
+        transposed = [name for name, parameter in models[0].named_parameters() if id(parameter) in of_linear]
+        params = Stack(_stacked([dict(model.named_parameters()) for model in models]), transposed, order)
         for tensor in params.values():
             tensor.requires_grad_()
         self._stack = params
-        buffers = [dict(model.named_buffers()) for model in models]
-        stacked = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
-        super().__init__(models[0], params, stacked, len(models), compiled=compiled, backend=backend)
+        buffers = _stacked([dict(model.named_buffers()) for model in models])
+        super().__init__(models[0], params, buffers, len(models), compiled=compiled, backend=backend)
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.kernel, module.linear = stacked_sdpa, stacked_linear
@@ -301,6 +318,14 @@ class StackedRuns(_StackedRunner):
     def name_gradients(self, gradients: list[Tensor]) -> Stack:
         """Return the gradients by name, in one buffer."""
         return self._stack.gather(gradients)
+
+
+def _stacked(tensors_by_run: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Return the tensors of several runs by name, (R, *shape) each."""
+    stacked: Tensors = {}
+    for name in tensors_by_run[0]:
+        stacked[name] = torch.stack([tensors[name].detach() for tensors in tensors_by_run])
+    return stacked
 
 
 class Replicas(_StackedRunner):

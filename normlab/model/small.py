@@ -82,7 +82,9 @@ def shrink(config: RunConfig, *, width: int = WIDTHS[0], context: int = TIME) ->
         ConfigError: Neither a width in `WIDTHS` nor the run's own width is valid.
     """
     errors = []
-    for candidate_width in (*(wide for wide in WIDTHS if wide >= width), config.model.width):
+    # The run's own width comes last: a model of that width may take long.
+    widths = [wide for wide in WIDTHS if wide >= width]
+    for candidate_width in (*widths, config.model.width):
         model = dataclasses.replace(
             config.model, width=candidate_width, heads=2, mlp_width=2 * candidate_width, context=context
         )
@@ -136,8 +138,11 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         torch.default_generator.manual_seed(0)
         model = GPT(config.model, config.placement, make_norm, VOCAB).double()
     initial_values = {f"{layer} {name}": value.flatten().tolist() for layer, name, value in extra_parameters(model)}
-    for name, segment in model.segments() if filled else ():
-        fill(segment, "block" if alike and name.startswith("blocks.") else name)
+    if filled:
+        for prefix, segment in model.segments():
+            # One name for all blocks gives all the same numbers.
+            is_block = prefix.startswith("blocks.")
+            fill(segment, "block" if alike and is_block else prefix)
     for name, buffer in model.named_buffers():
         if name.endswith(COUNTER):
             # Some branches have grown, others not; a norm that changes by itself is halfway.
@@ -167,5 +172,8 @@ def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:
                 continue
             visited.add(parameter)
             name = f"{prefix}.{leaf}"
-            parts = name.split(".", 2)
-            yield (int(parts[1]) + 1, parts[2], parameter) if parts[0] == "blocks" else (0, name, parameter)
+            if name.startswith("blocks."):
+                _, block, name_in_block = name.split(".", 2)
+                yield int(block) + 1, name_in_block, parameter
+            else:
+                yield 0, name, parameter

@@ -26,6 +26,11 @@ class _Place(NamedTuple):
     """Without the axis of runs."""
     strides: tuple[int, ...]
 
+    @property
+    def columns(self) -> int:
+        """Columns of the buffer, padding included."""
+        return math.prod(self.shape) + self.padding
+
 
 class Stack(dict[str, Tensor]):
     """Tensors of R runs by name, shape (R, ...), each a view of one buffer (R, N).
@@ -45,14 +50,20 @@ class Stack(dict[str, Tensor]):
         self, tensors: Mapping[str, Tensor], transposed: Collection[str] = (), order: Iterable[str] | None = None
     ) -> None:
         self._places: list[_Place] = []
+        if order is None:
+            order = sorted(tensors, key=lambda name: tensors[name].dim() < 3)
         start = 0
-        for name in sorted(tensors, key=lambda name: tensors[name].dim() < 3) if order is None else order:
+        for name in order:
             shape, is_transposed = tensors[name].shape[1:], name in transposed
+            # A tensor without values tells the strides: of the shape itself, or of a matrix stored column by column.
+            if is_transposed:
+                strides = tensors[name].new_empty(shape[::-1], device="meta").mT.stride()
+            else:
+                strides = tensors[name].new_empty(shape, device="meta").stride()
             size = math.prod(shape)
-            memory = tensors[name].new_empty(shape[::-1] if is_transposed else shape, device="meta")
-            strides = (memory.mT if is_transposed else memory).stride()
-            self._places.append(_Place(name, is_transposed, start, -size % ALIGNMENT, shape, strides))
-            start += size + self._places[-1].padding
+            padding = -size % ALIGNMENT
+            self._places.append(_Place(name, is_transposed, start, padding, shape, strides))
+            start += size + padding
         first = next(iter(tensors.values()))
         self._zeros = first.new_zeros(len(first), ALIGNMENT, requires_grad=False)
         self._fill(tensors, self._cat(tensors))
@@ -64,7 +75,8 @@ class Stack(dict[str, Tensor]):
         """Return a copy of some of the tensors, in the same order and with the same strides."""
         kept = [place for place in self._places if place.name in names]
         transposed = [place.name for place in kept if place.is_transposed]
-        return Stack({name: self[name] for name in self if name in names}, transposed, [place.name for place in kept])
+        order = [place.name for place in kept]
+        return Stack({name: self[name] for name in self if name in names}, transposed, order)
 
     def empty_on_host(self) -> Stack:
         return self._with_buffer(_empty_on_host(self.buffer))
@@ -80,7 +92,7 @@ class Stack(dict[str, Tensor]):
 
     def columns(self, names: Collection[str]) -> int:
         """Return the number of columns of the named tensors."""
-        return sum(math.prod(place.shape) + place.padding for place in self._places if place.name in names)
+        return sum(place.columns for place in self._places if place.name in names)
 
     def slice(self, names: Sequence[str]) -> Tensor:
         """Return the columns of the named tensors, which must be adjacent, in their order: a view of the buffer."""
@@ -92,21 +104,23 @@ class Stack(dict[str, Tensor]):
 
     def norms(self) -> Tensor:
         """Return the L2 norm of each tensor of each run, in the order of iteration: (P, R) for P tensors."""
-        sizes = [math.prod(place.shape) + place.padding for place in self._places]
-        by_size: dict[int, list[str]] = {}
-        for place, size in zip(self._places, sizes, strict=True):
-            by_size.setdefault(size, []).append(place.name)
-        # One operation for each size, and not for each tensor. The padding is 0.
-        pieces = dict(zip((place.name for place in self._places), self.buffer.split(sizes, 1), strict=True))
-        names = [name for group in by_size.values() for name in group]
-        sorted_pieces = torch.cat([pieces[name] for name in names], 1)
-        groups = sorted_pieces.split([size * len(group) for size, group in by_size.items()], 1)
-        norms = [
-            torch.linalg.vector_norm(group.unflatten(1, (-1, size)), dim=-1)
-            for group, size in zip(groups, by_size, strict=True)
-        ]
-        by_name = dict(zip(names, (column for group in norms for column in group.unbind(1)), strict=True))
-        return torch.stack([by_name[name] for name in self])
+        names_of_size: dict[int, list[str]] = {}
+        for place in self._places:
+            names_of_size.setdefault(place.columns, []).append(place.name)
+        # One operation for each size, and not for each tensor: copy the tensors of a size side by side, (R, P, size).
+        pieces = dict(zip(self.order, self.buffer.split([place.columns for place in self._places], 1), strict=True))
+        sorted_pieces: list[Tensor] = []
+        widths: list[int] = []
+        for size, names in names_of_size.items():
+            sorted_pieces += [pieces[name] for name in names]
+            widths.append(size * len(names))
+        groups = torch.cat(sorted_pieces, 1).split(widths, 1)
+        norms: dict[str, Tensor] = {}
+        for group, (size, names) in zip(groups, names_of_size.items(), strict=True):
+            # The padding of each tensor is 0, so that it adds nothing to the norm.
+            norms_RP = torch.linalg.vector_norm(group.unflatten(1, (-1, size)), dim=-1)
+            norms.update(zip(names, norms_RP.unbind(1), strict=True))
+        return torch.stack([norms[name] for name in self])
 
     def _with_buffer(self, buffer: Tensor) -> Stack:
         stack = Stack.__new__(Stack)
@@ -117,17 +131,20 @@ class Stack(dict[str, Tensor]):
     def _fill(self, names: Iterable[str], buffer: Tensor) -> None:
         self.buffer = buffer
         runs, row = buffer.shape
-        views = {
-            place.name: buffer.as_strided((runs, *place.shape), (row, *place.strides), place.start)
-            for place in self._places
-        }
-        self.update((name, views[name]) for name in names)
+        views: dict[str, Tensor] = {}
+        for place in self._places:
+            views[place.name] = buffer.as_strided((runs, *place.shape), (row, *place.strides), place.start)
+        # The order of the names is that of iteration, which may differ from the order in the buffer.
+        for name in names:
+            self[name] = views[name]
 
     def _cat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         pieces: list[Tensor] = []
         for place in self._places:
             tensor = tensors[place.name].detach()
-            pieces.append((tensor.mT if place.is_transposed else tensor).reshape(len(tensor), -1))
+            if place.is_transposed:
+                tensor = tensor.mT
+            pieces.append(tensor.reshape(len(tensor), -1))
             if place.padding:
                 pieces.append(self._zeros[:, : place.padding])
         return torch.cat(pieces, dim=1)
@@ -135,7 +152,9 @@ class Stack(dict[str, Tensor]):
 
 def storages(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensors that hold all values: the buffer of a stack, or each tensor of a single run."""
-    return [tensors.buffer] if isinstance(tensors, Stack) else list(tensors.values())
+    if isinstance(tensors, Stack):
+        return [tensors.buffer]
+    return list(tensors.values())
 
 
 def empty_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -159,7 +178,9 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def norms_of_each(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return the L2 norm of each tensor, (P,), or of each tensor of each run, (P, R)."""
-    return tensors.norms() if isinstance(tensors, Stack) else torch.stack(torch._foreach_norm(list(tensors.values())))
+    if isinstance(tensors, Stack):
+        return tensors.norms()
+    return torch.stack(torch._foreach_norm(list(tensors.values())))
 
 
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,7 +189,10 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Under vmap, `F.linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
     """
     y = x @ weight.T
-    return y if bias is None else y + bias.to(y.dtype)
+    if bias is None:
+        return y
+    # In the dtype of autocast: a sum with a float32 bias would have its dtype, and twice the memory.
+    return y + bias.to(y.dtype)
 
 
 class StackedLinear(nn.Linear):

@@ -26,12 +26,18 @@ autograd does not keep; on a device, the work on larger tensors takes longer tha
 
 Row = tuple[Any, int]
 """A stack and a row of it."""
+_Request = tuple[Column, tuple[Row, ...]]
+"""A column, and the rows of the arguments from which its value is computed."""
 
 
 def share_of_stack(observations: Sequence[Observation]) -> float:
     """Return the observed tensors' share of the largest stack; those that are observed twice count twice."""
-    tensors = [x for each in observations for x in each.tensors if isinstance(x, Tensor)]
-    return sum(x.nbytes for x in tensors) / STACK_BYTES[tensors[0].device.type] if tensors else 0.0
+    tensors: list[Tensor] = []
+    for observation in observations:
+        tensors += [x for x in observation.tensors if isinstance(x, Tensor)]
+    if not tensors:
+        return 0.0
+    return sum(x.nbytes for x in tensors) / STACK_BYTES[tensors[0].device.type]
 
 
 @torch.no_grad()
@@ -59,48 +65,64 @@ def _compute(
 ) -> dict[Column, Tensor]:
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
+    """The tensors of each stack."""
     rows: dict[Any, Row] = {}
+    """The row of each tensor, by its memory."""
 
     def row_of(x: Tensor) -> Row:
-        # The input of a norm, or the stream after a block, is often a tensor that another kind has already.
-        memory = _memory(x) if together else len(rows)
+        # The input of a norm, or the stream after a block, is often a tensor that another kind has already. One that is
+        # not stacked has a stack of its own.
+        memory: Any = len(rows)
+        stack: Any = memory
+        if together:
+            memory, stack = _memory(x), (x.shape[:lead], x.shape[lead:-1].numel(), x.shape[-1])
         if memory not in rows:
-            stack = (x.shape[:lead], x.shape[lead:-1].numel(), x.shape[-1]) if together else memory
-            rows[memory] = stack, len(tensors.setdefault(stack, []))
-            tensors[stack].append(x.flatten(lead, -2))
+            of_stack = tensors.setdefault(stack, [])
+            rows[memory] = stack, len(of_stack)
+            of_stack.append(x.flatten(lead, -2))
         return rows[memory]
 
     # One kind after another, so that most functions need adjacent rows.
-    kinds = {kind: [each for each in observations if each.kind == kind] for kind in OF if kind in selection}
-    calls: dict[Any, list[tuple[Column, tuple[Row, ...]]]] = {}
-    for kind, of_kind in ((kind, of_kind) for kind, of_kind in kinds.items() if of_kind):
+    requests: dict[Any, list[_Request]] = {}
+    """What each function is asked for, by the function and the stacks of its arguments."""
+    for kind in OF:
+        of_kind = [observation for observation in observations if observation.kind == kind]
+        if kind not in selection or not of_kind:
+            continue
         if kind == "attention":
-            for each in of_kind:
-                view = AttentionView(*each.tensors)
-                results |= {Column(name, each.site, each.layer): value(view) for name, value in selection[kind]}
-        else:
-            arguments = [[row_of(each.tensors[i]) for each in of_kind] for i in range(len(of_kind[0].tensors))]
-            for each, places in zip(of_kind, zip(*arguments, strict=True), strict=True):
+            for observation in of_kind:
+                view = AttentionView(*observation.tensors)
                 for name, value in selection[kind]:
-                    key = value, tuple(stack for stack, _ in places)
-                    calls.setdefault(key, []).append((Column(name, each.site, each.layer), places))
+                    results[Column(name, observation.site, observation.layer)] = value(view)
+            continue
+        # Argument by argument: the first arguments of a kind are then adjacent rows of their stack, and so on.
+        by_argument: list[list[Row]] = []
+        for number in range(len(of_kind[0].tensors)):
+            by_argument.append([row_of(observation.tensors[number]) for observation in of_kind])
+        for observation, argument_rows in zip(of_kind, zip(*by_argument, strict=True), strict=True):
+            stacks = tuple(stack for stack, _ in argument_rows)
+            for name, value in selection[kind]:
+                column = Column(name, observation.site, observation.layer)
+                requests.setdefault((value, stacks), []).append((column, argument_rows))
     views = {stack: View(_stack(of_stack)) for stack, of_stack in tensors.items()}
-    return results | _average(
-        [_call(function, stacks, columns, views) for (function, stacks), columns in calls.items()], lead
-    )
+    calls = [_call(function, stacks, columns, views) for (function, stacks), columns in requests.items()]
+    return results | _average(calls, lead)
 
 
 def _call(
-    function: Any, stacks: tuple[Any, ...], requests: list[tuple[Column, tuple[Row, ...]]], views: Mapping[Any, View]
+    function: Any, stacks: tuple[Any, ...], requests: list[_Request], views: Mapping[Any, View]
 ) -> tuple[Tensor, dict[Column, int]]:
     """Return the values of a function of rows of stacks, and the index of each column's value."""
     if len(stacks) == 1:
-        wanted = sorted({row for _, ((_, row),) in requests})
-        index = {row: position for position, row in enumerate(wanted)}
-        return function(views[stacks[0]].rows(wanted)), {column: index[row] for column, ((_, row),) in requests}
-    by_argument = zip(*([row for _, row in places] for _, places in requests), strict=True)
-    arguments = [views[stack].rows(wanted) for stack, wanted in zip(stacks, by_argument, strict=True)]
-    return function(*arguments), {column: position for position, (column, _) in enumerate(requests)}
+        # Columns may share a row, such as the stream after a block: its value is computed once.
+        rows = sorted({row for _, ((_, row),) in requests})
+        positions = {row: position for position, row in enumerate(rows)}
+        return function(views[stacks[0]].rows(rows)), {column: positions[row] for column, ((_, row),) in requests}
+    arguments: list[View] = []
+    for number, stack in enumerate(stacks):
+        rows = [argument_rows[number][1] for _, argument_rows in requests]
+        arguments.append(views[stack].rows(rows))
+    return function(*arguments), {column: index for index, (column, _) in enumerate(requests)}
 
 
 def _average(calls: list[tuple[Tensor, dict[Column, int]]], lead: int) -> dict[Column, Tensor]:
@@ -108,14 +130,20 @@ def _average(calls: list[tuple[Tensor, dict[Column, int]]], lead: int) -> dict[C
     results: dict[Column, Tensor] = {}
     by_tokens: dict[int, list[tuple[Tensor, dict[Column, int]]]] = {}
     for values, index in calls:
-        tokens = values.shape[-1] if values.dim() > 1 + lead else 0
+        # A function has a value for each tensor, (S, ...R), or one for each token, (S, ...R, N).
+        tokens = 0
+        if values.dim() > 1 + lead:
+            tokens = values.shape[-1]
         by_tokens.setdefault(tokens, []).append((values, index))
     for tokens, group in by_tokens.items():
-        values = [values for values, _ in group]
-        means = torch.cat(values).mean(-1).split([len(each) for each in values]) if tokens else values
+        means: Sequence[Tensor] = [values for values, _ in group]
+        if tokens:
+            sizes = [len(values) for values in means]
+            means = torch.cat(list(means)).mean(-1).split(sizes)
         for of_call, (_, index) in zip(means, group, strict=True):
             of_row = of_call.unbind()
-            results |= {column: of_row[position] for column, position in index.items()}
+            for column, position in index.items():
+                results[column] = of_row[position]
     return results
 
 
@@ -127,9 +155,9 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     stack = tensors[0].new_empty((len(tensors), *tensors[0].shape), dtype=dtype)
     rows = stack.unbind()
-    for each in dtypes:
-        chosen = [number for number, x in enumerate(tensors) if x.dtype == each]
-        torch._foreach_copy_([rows[number] for number in chosen], [tensors[number] for number in chosen])
+    for source_dtype in dtypes:
+        numbers = [number for number, x in enumerate(tensors) if x.dtype == source_dtype]
+        torch._foreach_copy_([rows[number] for number in numbers], [tensors[number] for number in numbers])
     return stack
 
 

@@ -30,8 +30,10 @@ def cached(compute: Callable[[Any], Tensor]) -> Any:
 
     def get(view: Any) -> Tensor:
         if name not in view._cache:
-            whole = view._whole
-            view._cache[name] = compute(view) if whole is None else take(get(whole), view._rows)
+            if view._whole is None:
+                view._cache[name] = compute(view)
+            else:
+                view._cache[name] = take(get(view._whole), view._rows)
         return view._cache[name]
 
     return property(get, doc=compute.__doc__)
@@ -53,7 +55,10 @@ class View:
 
     def __init__(self, x: Tensor):
         x = x.detach()
-        self._x: Tensor | None = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        # Sums of squares of many numbers need float32: float16 overflows at 65504, bfloat16 has three digits.
+        if x.dtype not in (torch.float32, torch.float64):
+            x = x.float()
+        self._x: Tensor | None = x
         self.width = x.shape[-1]
         self._cache: dict[str, Tensor] = {}
         self._whole: View | None = None
@@ -153,7 +158,9 @@ class View:
         count = tokens_ND.shape[-2]
         all_pairs = tokens_ND.sum(-2).square().sum(-1)
         same_token = tokens_ND.square().sum((-2, -1))  # 1 for each token that is not all zeros
-        return (all_pairs - same_token) / (count * (count - 1)) if count > 1 else torch.ones_like(all_pairs)
+        if count == 1:  # there is no pair
+            return torch.ones_like(all_pairs)
+        return (all_pairs - same_token) / (count * (count - 1))
 
     @property
     def part_ratio(self) -> Tensor:
@@ -219,6 +226,8 @@ class AttentionView:
     def sink(self) -> Tensor:
         """The mean attention to the first token from the queries after it, (*lead); 1 for a single token."""
         first_BHS = self.p[..., 0]
-        # A mask of the queries would make the host wait for a GPU.
-        after_first = 1 if self.first_query == 0 and self.length > self.spacing else 0
-        return first_BHS[..., after_first:].mean((-3, -2, -1))
+        # The first token attends to itself only, so it is left out unless it is alone. A mask of the queries would make
+        # the host wait for a GPU.
+        if self.first_query == 0 and self.length > self.spacing:
+            first_BHS = first_BHS[..., 1:]
+        return first_BHS.mean((-3, -2, -1))

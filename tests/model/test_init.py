@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.parameters import parameter
+from normlab.catalogue.placements.init_rules import ROLES
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.model.init import build_model, role_of
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model, drawn_weights, initialise
 
 VOCAB = 50
 SMALL = ("model=gpt2_nano", "model.depth=2", "model.width=16", "model.heads=2", "model.context=8")
@@ -27,13 +29,18 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 @cache
+def model_of(*overrides: str) -> GPT:
+    return build_model(config_of(*overrides), VOCAB)
+
+
 def weights(*overrides: str) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in build_model(config_of(*overrides), VOCAB).named_parameters()}
+    return {name: p.detach() for name, p in model_of(*overrides).named_parameters()}
 
 
-def drawn(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def drawn(*overrides: str) -> dict[str, Tensor]:
     """Those that an init rule drew."""
-    return {name: tensor for name, tensor in tensors.items() if role_of(name) is not None}
+    tensors = weights(*overrides)
+    return {name: tensors[name] for name in drawn_weights(model_of(*overrides))}
 
 
 def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[str]) -> None:
@@ -60,9 +67,9 @@ def assert_shared(one: dict[str, Tensor], other: dict[str, Tensor], names: set[s
     ids=" ".join,
 )
 def test_shared_weights_are_equal_when_other_options_differ(overrides: tuple[str, ...]) -> None:
-    plain, other = weights("init=gpt2"), weights("init=gpt2", *overrides)
-    names = set(drawn(plain))
-    assert names <= set(drawn(other))
+    plain, other = drawn("init=gpt2"), drawn("init=gpt2", *overrides)
+    names = set(plain)
+    assert names <= set(other)
     assert len(names) == 2 + 2 * 6
     assert_shared(plain, other, names)
 
@@ -70,13 +77,13 @@ def test_shared_weights_are_equal_when_other_options_differ(overrides: tuple[str
 def test_deeper_model_contains_the_weights_of_the_shallower_one() -> None:
     shallow, deep = weights("init=gpt2"), weights("init=gpt2", "model.depth=4")
     assert_shared(shallow, deep, set(shallow))
-    for name in drawn(deep):
+    for name in drawn("init=gpt2", "model.depth=4"):
         if name.startswith("blocks.2."):
             assert not torch.equal(deep[name], deep[name.replace("blocks.2.", "blocks.0.")])
 
 
 def test_another_seed_is_another_model() -> None:
-    one, other = drawn(weights()), drawn(weights("seed=1"))
+    one, other = drawn(), drawn("seed=1")
     for name, tensor in one.items():
         # Not merely other bits: no more alike than two draws are.
         correlation = torch.corrcoef(torch.stack([tensor.flatten(), other[name].flatten()]))[0, 1]
@@ -153,17 +160,35 @@ def test_weights_do_not_depend_on_torchs_generator() -> None:
 
 # The rules
 
-ROLES = {
-    "embed.tokens.weight", "embed.positions.weight", "head.weight", "blocks.0.attn.q.weight", "blocks.1.attn.k.weight",
-    "blocks.2.attn.v.weight", "blocks.0.attn.out.weight", "blocks.1.mlp.up.weight", "blocks.2.mlp.gate.weight",
-    "blocks.2.mlp.down.weight",
-}  # fmt: skip
-"""A weight of each role; tests/verify holds each rule to its closed form for all of them."""
-
 
 def test_every_drawn_weight_has_a_role_that_the_rules_know() -> None:
-    found = weights("model.mlp=swiglu", "model.tie_embeddings=false")
-    assert {role_of(name) for name in found} - {None} == {role_of(name) for name in ROLES}
+    model = model_of("model.mlp=swiglu", "model.tie_embeddings=false", "model.attn_gate=head")
+    assert {weight.role for weight in drawn_weights(model).values()} == set(ROLES)
+
+
+def test_a_weight_knows_its_block_and_its_fans() -> None:
+    found = drawn_weights(model_of("model.value_embed=true"))
+    assert (found["embed.tokens.weight"].layer, found["blocks.1.mlp.up.weight"].layer) == (0, 2)
+    up, values = found["blocks.1.mlp.up.weight"], found["blocks.1.attn.value_embed.weight"]
+    assert (up.fan_in, up.fan_out) == (16, 64)
+    # The embedding of a token's value has the vocabulary as its rows, and the fans of W_v.
+    assert (values.role, values.fan_in, values.fan_out) == ("attn.v", 16, 16)
+
+
+class Halves(nn.Module):
+    """A placement's transform of the MLP's hidden numbers; its parameter has the name of torch's weights."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = parameter(torch.full((width, 1), 0.5), role="scalar")
+
+
+def test_a_parameter_of_a_placement_is_not_drawn_for_its_name() -> None:
+    config = config_of("placement=pre")
+    model = GPT(config.model, config.placement, lambda width, **_: nn.LayerNorm(width), VOCAB)
+    model.blocks[0].mlp.of_up = Halves(64)
+    initialise(model, "gpt2", seed=0)
+    assert model.blocks[0].mlp.of_up.weight.eq(0.5).all()
 
 
 def test_init_auto_selects_the_rule_of_the_placement() -> None:
@@ -176,7 +201,8 @@ def test_init_auto_selects_the_rule_of_the_placement() -> None:
 
 @pytest.mark.parametrize("overrides", [("norm=layernorm",), ("norm=batchnorm", "placement=post")], ids=" ".join)
 def test_biases_are_zero_and_norms_start_as_they_were_built(overrides: tuple[str, ...]) -> None:
-    rest = {name: tensor for name, tensor in weights(*overrides).items() if role_of(name) is None}
+    tensors = weights(*overrides)
+    rest = {name: tensors[name] for name in tensors.keys() - drawn(*overrides).keys()}
     biases = {name for name in rest if name.endswith(".bias")}
     gains = set(rest) - biases
     assert len({name for name in biases if "affine" not in name}) == 2 * 6

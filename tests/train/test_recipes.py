@@ -15,7 +15,7 @@ from normlab.base.errors import ConfigError
 from normlab.base.paths import config_dir
 from normlab.config.compose import compose_run
 from normlab.model.groups import groups_of
-from normlab.model.init import build_model, standard_deviation
+from normlab.model.init import build_model, drawn_weights, standard_deviation
 from normlab.training.optim import Optimizer, hyperparameters_at
 from support.drawn_updates import STEPS, drawn_gradients, drawn_start, sums_of
 
@@ -33,7 +33,7 @@ def test_a_recipe_trains_each_parameter_as_its_source(recipe: str) -> None:
     assert (config.model.width, config.model.heads) == (WIDTH, 6)
     model = build_model(config, VOCAB)
     theirs = RECORDED[recipe]["parameters"]
-    groups, parameters = groups_of(model), dict(model.named_parameters())
+    groups, weights, parameters = groups_of(model), drawn_weights(model), dict(model.named_parameters())
     frozen = {name for name in parameters if name.endswith(tuple(FROZEN[recipe]))}
     assert parameters.keys() - frozen == theirs.keys() - LEFT_OUT[recipe]
     for name in frozen:
@@ -49,7 +49,7 @@ def test_a_recipe_trains_each_parameter_as_its_source(recipe: str) -> None:
             ours |= {"betas": [own.beta1, own.beta2], "eps": own.eps}  # pyright: ignore[reportAttributeAccessIssue]
         else:
             ours["momentum"] = own.momentum  # pyright: ignore[reportAttributeAccessIssue]
-        std = standard_deviation(config.init_rule, name, p.shape, DEPTH, WIDTH)
+        std = standard_deviation(config.init_rule, weights[name]) if name in weights else None
         # Theirs is that of the drawn numbers.
         ours["sd"] = pytest.approx(0 if std is None else std, rel=6 / math.sqrt(2 * p.numel()))
         ours["mean"] = pytest.approx(p.mean().item() if std is None else 0, abs=0.03)

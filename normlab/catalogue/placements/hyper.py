@@ -361,6 +361,8 @@ class ManifoldHC(IdentityHC):
 class ComputedWeights(MixedStreams):
     """One sub-layer of `IdentityHC` or `ManifoldHC`."""
 
+    init_roles: ClassVar[dict[str, str]] = {"fn.weight": "streams"}
+
     def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.parts = placement.parts
@@ -382,6 +384,8 @@ class ComputedWeights(MixedStreams):
 
 class WeightedStreams(nn.Module):
     """N(read(a, x)), a the sigmoids of numbers computed from the streams."""
+
+    init_roles: ClassVar[dict[str, str]] = {"fn.weight": "streams"}
 
     def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
         super().__init__()

@@ -22,7 +22,7 @@ from normlab.analysis.settings import (
     setting,
     settings_of,
 )
-from normlab.base.errors import ConfigError
+from normlab.base.errors import ConfigError, shorten
 from normlab.catalogue import entries as catalogue
 from normlab.store.query import find_sweep, resolve_run, select_runs
 from normlab.store.record import RunRecord, Setting
@@ -198,6 +198,6 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
     lists: list[str] = []
     conditions = list(where)
     for factor in factors:
-        lists.append(f"{factor.option} {', '.join(map(format_setting, factor.levels))}")
+        lists.append(f"{factor.option} {shorten(list(map(format_setting, factor.levels)))}")
         conditions.append(f"{factor.option}={format_setting(setting(runs[0], factor.option))}")
     raise ConfigError(f"{problem}{'; '.join(lists)}; select one, for example with '{','.join(conditions)}'")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from normlab.base.errors import ConfigError, did_you_mean
+from normlab.base.errors import ConfigError, did_you_mean, shorten
 from normlab.catalogue import entries as catalogue
 from normlab.config.option_names import hint, meanings
 from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten_groups
@@ -241,7 +241,7 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
             if condition.sign in ("=", "=="):
                 guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
             raise ConfigError(
-                f"{flag} {condition}: no run{earlier} matches{guess}; {condition.option} is {', '.join(texts)}"
+                f"{flag} {condition}: no run{earlier} matches{guess}; {condition.option} is {shorten(texts)}"
             )
         selected = matches
     return selected

@@ -2,9 +2,9 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from normlab.base.synonyms import nearest_value
+from normlab.base.synonyms import nearest_values
 
 OUT_OF_MEMORY = 12
 """Exit code of a process of normlab when memory ran out (ENOMEM).
@@ -69,13 +69,20 @@ def warn(message: object) -> None:
     print(f"warning: {one_line(message)}\n", end="", file=sys.stderr)
 
 
-def did_you_mean(name: str, options: Iterable[str], titles: Mapping[str, str] | None = None) -> str:
-    """Return `" (did you mean 'x'?)"` for the option that `name` means or is close to, or "" if there is none.
+def did_you_mean(name: str, options: Iterable[str], titles: Mapping[str, str] | None = None, most: int = 1) -> str:
+    """Return `" (did you mean 'x'?)"` for the options that `name` means or is close to, or "" if there is none.
 
-    `titles` are other names of options, by option.
+    `titles` are other names of options, by option. At most `most` options are named.
     """
-    nearest = nearest_value(name, options, titles)
-    return "" if nearest is None else f" (did you mean {nearest!r}?)"
+    nearest = nearest_values(name, options, titles, most)
+    return f" (did you mean {' or '.join(map(repr, nearest))}?)" if nearest else ""
+
+
+def shorten(names: Sequence[str], most: int = 8) -> str:
+    """Return names separated by commas; of more than `most` the first ones, and the number of the others."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"
 
 
 def unknown(

@@ -35,10 +35,12 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def nearest_value(name: str, values: Iterable[str], titles: Mapping[str, str] | None = None) -> str | None:
-    """Return the value with this name apart from case and marks, this title or this synonym, or else the closest one.
+def nearest_values(
+    name: str, values: Iterable[str], titles: Mapping[str, str] | None = None, most: int = 1
+) -> list[str]:
+    """Return the value with this name apart from case and marks, this title or this synonym, or else the closest ones.
 
-    Return None if no value is close, or if `name` is a known synonym of no value: `fp64` is not a typing error of fp16.
+    Return none if no value is close, or if `name` is a known synonym of no value: `fp64` is not a typing error of fp16.
     """
     values = list(values)
     by_title = {title.lower(): value for value, title in (titles or {}).items()}
@@ -50,11 +52,11 @@ def nearest_value(name: str, values: Iterable[str], titles: Mapping[str, str] | 
     # A title comes first: HybridNorm* is another placement than HybridNorm.
     for candidate in (by_title.get(name.lower(), plain), plain, by_plain_title.get(plain, plain), *same):
         if _plain(candidate) in by_plain_name:
-            return by_plain_name[_plain(candidate)]
+            return [by_plain_name[_plain(candidate)]]
     if same:
-        return None
+        return []
     by_lower_case = {value.lower(): value for value in values}
-    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-    if not close:
-        return None
-    return by_lower_case[close[0]]
+    # Several are named only if each is close; a single guess may be vague.
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=most, cutoff=0.75)
+    close = close or difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    return [by_lower_case[value] for value in close]

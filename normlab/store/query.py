@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from normlab.base.errors import StoreError, counted, did_you_mean, one_line
+from normlab.base.errors import StoreError, counted, did_you_mean, one_line, shorten
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
@@ -17,7 +17,7 @@ from normlab.store.runs import RunFolder
 
 Folder = str | os.PathLike[str]
 MOST_NAMES = 3
-"""The most sweeps that the name of a selection lists."""
+"""The most sweeps that the name of a selection lists, and the most runs or sweeps that a message lists."""
 NOT_STARTED = "not started"
 """State of a run that a sweep has planned and that has no record yet."""
 
@@ -56,9 +56,7 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     names = [names] if isinstance(names, str | os.PathLike) else names
     with _without_garbage_collection():
         selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
-    command = shlex.join(["normlab", "summarize", *(os.fspath(name) for name in names)])
-    if os.fspath(results_dir) != "results":
-        command += f" --results-dir {shlex.quote(os.fspath(results_dir))}"
+    command = _command(["summarize", *(os.fspath(name) for name in names)], results_dir)
     sweeps = [selection.name for selection in selections]
     name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
     home = selections[0].home if len(selections) == 1 else Path(results_dir)
@@ -70,6 +68,12 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
             f"{where}: none of the sweep's {counted(waiting, 'run')} has started" if waiting else no_runs_message(where)
         )
     return result
+
+
+def _command(arguments: Sequence[str], results_dir: Folder) -> str:
+    """Return a command of normlab that reads a results folder."""
+    options = [] if os.fspath(results_dir) == "results" else ["--results-dir", os.fspath(results_dir)]
+    return shlex.join(["normlab", *arguments, *options])
 
 
 def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
@@ -163,15 +167,25 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
         return matches[0]
     if matches:
         advice = "give the id" if query in names.values() else "give more of the id"
-        raise StoreError(f"run {query!r} could be {_list(matches, names)}; {advice}")
+        raise StoreError(f"run {query!r} could be {shorten(_titles(matches, names))}; {advice}")
     sweeps = [folder.name for folder in sweep_folders(results_dir)] if or_sweep else []
     kind = "run or sweep" if sweeps else "run"
     if not names:
         raise NoSuchRun(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
-    hint = did_you_mean(query, {*sweeps, *names.values(), *(folder.run_id for folder in names)})
-    choices = [f"the name of a sweep ({_shorten(sweeps)}; `normlab list sweeps`)"] if sweeps else []
-    choices.append(f"the id, its beginning or the name of one of {_list(names, names)}")
+    hint = did_you_mean(query, {*sweeps, *names.values(), *(folder.run_id for folder in names)}, most=MOST_NAMES)
+    choices: list[str] = []
+    if sweeps:
+        choices.append(f"the name of a sweep ({_choice(sweeps, _command(['list', 'sweeps'], results_dir))})")
+    list_runs = shlex.join(["normlab", "summarize", os.fspath(results_dir)])
+    choices.append(f"the id, its beginning or the name of a run ({_choice(_titles(names, names), list_runs)})")
     raise NoSuchRun(f"no {kind} {query!r} in {os.fspath(results_dir)}{hint}: give {', or '.join(choices)}")
+
+
+def _choice(names: Sequence[str], command: str) -> str:
+    """Return a few names; of many, which no line can hold, their number and the command that prints them."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"one of {len(names):,}, which `{command}` prints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,15 +321,10 @@ def _children(folder: Path) -> list[Path]:
     return [child for child in children if not child.name.startswith(".")]
 
 
-def _list(folders: Iterable[RunFolder], names: Mapping[RunFolder, str]) -> str:
-    """Return the ids of some runs, each with its name if it has one, as text."""
-    texts = []
+def _titles(folders: Iterable[RunFolder], names: Mapping[RunFolder, str]) -> list[str]:
+    """Return the ids of some runs, each with its name if it has one."""
+    texts: list[str] = []
     for folder in folders:
         name = names[folder]
         texts.append(folder.run_id if name == folder.run_id else f"{folder.run_id} ({name})")
-    return _shorten(texts)
-
-
-def _shorten(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return texts

@@ -168,7 +168,23 @@ def test_unknown_query_names_the_nearest_sweep_where_a_sweep_may_be_named(result
     with pytest.raises(StoreError) as error:
         resolve_run("dephts", results, or_sweep=True)
     assert str(error.value).startswith(f"no run or sweep 'dephts' in {results} (did you mean 'depths'?): give the ")
-    assert "the name of a sweep (depths, widths; `normlab list sweeps`), or the id" in str(error.value)
+    choices = "the name of a sweep (depths, widths), or the id, its beginning or the name of a run (aa11 (first), "
+    assert choices in str(error.value)
     with pytest.raises(StoreError) as error:
         resolve_run("dephts", results)
     assert "widths" not in str(error.value)
+
+
+def test_unknown_query_among_many_names_the_closest_and_the_commands_that_print_all(results: Path) -> None:
+    for number in range(20):
+        make(results, f"ee{number:02d}", f"norm{number}")
+        sweep = sweep_folder(results, f"sweep{number}")
+        sweep.mkdir(parents=True)
+        write_plan(sweep, Plan(sweep.name, "1", [], []))
+    with pytest.raises(StoreError) as error:
+        resolve_run("noorm7", results, or_sweep=True)
+    assert str(error.value).startswith(f"no run or sweep 'noorm7' in {results} (did you mean 'norm7' or ")
+    assert str(error.value).endswith(
+        f"?): give the name of a sweep (one of 20, which `normlab list sweeps --results-dir {results}` prints), or the "
+        f"id, its beginning or the name of a run (one of 23, which `normlab summarize {results}` prints)"
+    )

@@ -172,6 +172,8 @@ def test_sampling_errors_are_one_line(overrides: list[str], run_command: Command
     assert run_command("train", *overrides, *diverging)[0] == 0
     for arguments, message in (
         (["--seed=-1"], "seed=-1: must be at least 0 and at most 9223372036854775807"),
+        ([f"--tokens={10**12}"], "tokens=1000000000000: must be at least 0 and at most 1000000"),
+        (["--tokens=-1"], "tokens=-1: must be at least 0 and at most 1000000"),
         (["--temperature=0"], "logits are not finite, because the run diverged"),
     ):
         code, out, err = run_command("sample", "wild", *arguments)

@@ -18,6 +18,8 @@ from normlab.model.gpt import GPT
 
 WINDOWS = {"cpu": 16, "cuda": 4}
 """Windows of a text that are evaluated at once, by device: a GPU has less memory for their logits in float64."""
+MOST_TOKENS = 1_000_000
+"""Limit on the tokens of a sample: each one is a pass over the context, so that more would take hours or days."""
 
 
 class LogitsNotFiniteError(ArithmeticError):
@@ -115,8 +117,8 @@ def continue_prompt(
         ConfigError: An argument is out of range.
         LogitsNotFiniteError: The model's logits are not finite.
     """
-    if tokens < 0:
-        raise ConfigError(f"tokens={tokens}: must be at least 0")
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise ConfigError(f"tokens={tokens}: must be at least 0 and at most {MOST_TOKENS}")
     if not 0 <= temperature < float("inf"):
         raise ConfigError(f"temperature={temperature}: must be a finite number, at least 0")
     if not 0 <= seed < 2**63:

@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from xml.etree.ElementTree import Element
 
 from normlab.catalogue.placements.base import Placement
@@ -22,9 +21,15 @@ ROW_HEIGHT, COLUMN_GAP, LEFT_MARGIN, END_HEIGHT, LETTER_WIDTH = 52.0, 22.0, 26.0
 
 def make(tag: str, *children: Element | str | None, **attributes: object) -> Element:
     """Return an element with a text or elements in it; `class_` is the attribute `class`."""
-    element = Element(tag, {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()})
-    element.text = "".join(child for child in children if isinstance(child, str))
-    element.extend(child for child in children if isinstance(child, Element))
+    element = Element(tag)
+    for name, value in attributes.items():
+        element.set(name.rstrip("_").replace("_", "-"), str(value))
+    element.text = ""
+    for child in children:
+        if isinstance(child, str):
+            element.text += child
+        elif child is not None:
+            element.append(child)
     return element
 
 
@@ -51,8 +56,15 @@ class Node:
             return 22.0, 22.0
         if self.kind in ("enter", "leave"):
             return 6.0, 6.0
-        width = max(LETTER_WIDTH * len(self.label) + 18, 6.2 * len(self.number) + 16, 86.0 * (self.kind == "box"))
-        return width, END_HEIGHT if self.kind in ("embeddings", "head") else 38.0 if self.number else 26.0
+        # The number below the label is in a smaller font.
+        width = max(LETTER_WIDTH * len(self.label) + 18, 6.2 * len(self.number) + 16)
+        if self.kind == "box":
+            width = max(width, 86.0)
+        if self.kind in ("embeddings", "head"):
+            return width, END_HEIGHT
+        if self.number:
+            return width, 38.0
+        return width, 26.0
 
 
 @dataclass
@@ -70,14 +82,15 @@ class Diagram:
     def __post_init__(self) -> None:
         """Build the graph from the embeddings to the head."""
         self.node_of["x"] = self._add("embeddings", [], 0, "embeddings", "x")
-        formula = self.placement.formula
-        self.streams |= {
-            name: OTHER_STREAM for name, _ in self._statements(self.placement.embedding_formula) if name != "x"
-        }
+        for name, _ in self._statements(self.placement.embedding_formula):
+            if name != "x":
+                self.streams[name] = OTHER_STREAM
         self._run(self.placement.embedding_formula)
         self.start = self._add_boundary("enter")
+        formula = self.placement.formula
         if runs_twice(formula):
-            formula = "; ".join(formula.replace("F(", f"{name}(") for name in "AM")
+            # A formula with F runs for attention and again for the MLP.
+            formula = f"{formula.replace('F(', 'A(')}; {formula.replace('F(', 'M(')}"
         self._run(formula)
         self.end = self._add_boundary("leave")
         self._run(self.placement.head_formula)
@@ -85,21 +98,30 @@ class Diagram:
 
     def _statements(self, formula: str) -> list[tuple[str, ast.expr]]:
         """Return a formula's assignments, with one side of each `a if condition else b`."""
-        statements = [each for each in ast.parse(formula).body if isinstance(each, ast.Assign)]
-        side = "body" if self.condition_holds else "orelse"
-        return [(ast.unparse(each.targets[0]), getattr(each.value, side, each.value)) for each in statements]
+        statements: list[tuple[str, ast.expr]] = []
+        for statement in ast.parse(formula).body:
+            if not isinstance(statement, ast.Assign):
+                continue
+            value = statement.value
+            if isinstance(value, ast.IfExp):
+                value = value.body if self.condition_holds else value.orelse
+            statements.append((ast.unparse(statement.targets[0]), value))
+        return statements
 
     def _run(self, formula: str) -> None:
+        """Draw each assignment of a formula."""
         statements = self._statements(formula)
         for number, (name, value) in enumerate(statements, start=1):
+            if isinstance(value, ast.Name) and name in self.streams:
+                # A second stream starts as a copy of the first, from the same node.
+                self.node_of[name] = self.node_of[value.id]
+                continue
             # A temporary variable is drawn in the stream's column, unless the stream is still needed.
             is_x_needed = any("x" in _names(later) for _, later in statements[number:])
-            is_copy = isinstance(value, ast.Name) and name in self.streams  # the start of a second stream
-            column = self.streams.get(name, int(is_x_needed))
-            self.node_of[name] = self.node_of[ast.unparse(value)] if is_copy else self._draw(value, column)
+            self.node_of[name] = self._draw(value, self.streams.get(name, int(is_x_needed)))
 
     def _add(self, kind: str, inputs: list[Node], column: int, label: str, expression: str = "") -> Node:
-        row = 1 + max((each.row for each in inputs), default=-1)
+        row = 1 + max((source.row for source in inputs), default=-1)
         self.nodes.append(Node(kind, inputs, column, label, expression, row=row))
         return self.nodes[-1]
 
@@ -108,8 +130,9 @@ class Diagram:
         row = 1 + max(node.row for node in self.nodes)
         for name, column in self.streams.items():
             label = name if len(self.streams) > 1 else ""
-            self.node_of[name] = self._add(kind, [self.node_of[name]], column, label, name)
-            self.node_of[name].row = row
+            node = self._add(kind, [self.node_of[name]], column, label, name)
+            node.row = row
+            self.node_of[name] = node
         return row
 
     def _draw(self, value: ast.expr, column: int) -> Node:
@@ -118,21 +141,31 @@ class Diagram:
             case ast.Name(id=name) if name in self.node_of:
                 return self.node_of[name]
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-                first_new, below = len(self.nodes), self._draw(left, column)
-                used = [each.column for each in (below, *self.nodes[first_new:]) if each.column < OTHER_STREAM]
-                side = self._draw(right, 1 + max([column, *used]))
-                kind, sign = ("add", "+") if isinstance(op, ast.Add) else ("subtract", "\N{MINUS SIGN}")
-                return self._add(kind, [below, side], column, sign)
+                first_new = len(self.nodes)
+                below = self._draw(left, column)
+                # The right operand joins from the side, so its column is to the right of all that the left one needs.
+                used = [column]
+                for node in (below, *self.nodes[first_new:]):
+                    if node.column < OTHER_STREAM:
+                        used.append(node.column)
+                side = self._draw(right, 1 + max(used))
+                if isinstance(op, ast.Add):
+                    return self._add("add", [below, side], column, "+")
+                return self._add("subtract", [below, side], column, "\N{MINUS SIGN}")
             case ast.BinOp(left=left, op=ast.Div(), right=ast.Call(func=ast.Name(id="norm2"), args=[argument])):
                 if ast.unparse(left) == ast.unparse(argument):
                     return self._add("unit", [self._draw(left, column)], column, "length 1")
             case ast.BinOp(left=left, op=ast.Mult() | ast.Div() as op, right=right):
-                is_product, streams = isinstance(op, ast.Mult), self.node_of.keys()
-                left, right = (right, left) if is_product and not streams & _names(left) else (left, right)
+                streams = self.node_of.keys()
+                # The factor of a product may be on either side; a divisor is on the right.
+                if isinstance(op, ast.Mult) and not streams & _names(left):
+                    left, right = right, left
                 if not streams & _names(right):
-                    kind, sign = ("scale", "\N{MULTIPLICATION SIGN}") if is_product else ("divide", "÷")
-                    label = f"{sign} {_factor_text(right)}"
-                    return self._add(kind, [self._draw(left, column)], column, label, ast.unparse(right))
+                    source, factor = self._draw(left, column), _factor_text(right)
+                    if isinstance(op, ast.Mult):
+                        label = f"\N{MULTIPLICATION SIGN} {factor}"
+                        return self._add("scale", [source], column, label, ast.unparse(right))
+                    return self._add("divide", [source], column, f"÷ {factor}", ast.unparse(right))
             case ast.Call(func=ast.Name(id=name), args=arguments) if name in LABELS:
                 return self._draw_call(name, arguments, column)
         raise NotImplementedError(f"{ast.unparse(value)!r} of placement {self.placement.name!r} cannot be drawn")
@@ -151,36 +184,57 @@ class Diagram:
 
     def set_numbers(self, norms: Sequence[Sequence[str]]) -> None:
         """Write a text into each norm of the embeddings, the block and the head, given in the order of their calls."""
-        queues = [iter(part) for part in norms]
+        of_embeddings, of_block, of_head = [iter(texts) for texts in norms]
         for node in self.nodes:
-            part = (node.row >= self.start) + (node.row > self.end)
-            queue = queues[part]
+            if node.row < self.start:
+                texts = of_embeddings
+            elif node.row <= self.end:
+                texts = of_block
+            else:
+                texts = of_head
             if node.kind == "norm":
-                for _ in range(self.placement.weights_formula.count("N(") if part == 1 else 0):
-                    next(queue, "")
-                node.number = next(queue, "")  # norm=none is not instrumented
+                if texts is of_block:
+                    # Each norm of the block comes after those of the weights of the streams, which are not drawn.
+                    for _ in range(self.placement.weights_formula.count("N(")):
+                        next(texts, "")
+                node.number = next(texts, "")  # norm=none is not instrumented
             elif node.expression.endswith("_qkv"):
-                node.number = f"{len([next(queue, '') for _ in 'qkv'])} norms: q, k, v"
+                for _ in "qkv":
+                    next(texts, "")
+                node.number = "3 norms: q, k, v"
 
     def svg(self) -> Element:
         """Return the drawing, with the embeddings at the bottom."""
-        columns = range(1 + max(node.column for node in self.nodes))
-        widths = [max((node.size[0] for node in self.nodes if node.column == each), default=0.0) for each in columns]
-        lefts = list(accumulate((width + COLUMN_GAP for width in widths), initial=LEFT_MARGIN + COLUMN_GAP))
+        # Each column is as wide as its widest node, and `lefts` ends with the right edge of the last one.
+        widths = [0.0] * (1 + max(node.column for node in self.nodes))
+        for node in self.nodes:
+            widths[node.column] = max(widths[node.column], node.size[0])
+        lefts = [LEFT_MARGIN + COLUMN_GAP]
+        for width in widths:
+            lefts.append(lefts[-1] + (width + COLUMN_GAP))
         height = max(node.row for node in self.nodes) * ROW_HEIGHT + 2 * END_HEIGHT
         for node in self.nodes:
-            node.x, node.y = lefts[node.column] + widths[node.column] / 2, height - END_HEIGHT - ROW_HEIGHT * node.row
-        bottom, top = (height - END_HEIGHT - ROW_HEIGHT * row for row in (self.start, self.end))
+            node.x = lefts[node.column] + widths[node.column] / 2
+            node.y = height - END_HEIGHT - ROW_HEIGHT * node.row
+        # The frame around the block, with the blocks that it stands for at its left.
+        bottom = height - END_HEIGHT - ROW_HEIGHT * self.start
+        top = height - END_HEIGHT - ROW_HEIGHT * self.end
         frame = {"x": LEFT_MARGIN, "y": top, "width": lefts[-1] - LEFT_MARGIN, "height": bottom - top, "rx": 10}
         condition = self.placement.formula.partition(" if ")[2].partition(" else ")[0]
-        blocks = f"blocks with {condition}" if self.condition_holds else "all other blocks"
+        blocks = "block"
+        if condition:
+            blocks = f"blocks with {condition}" if self.condition_holds else "all other blocks"
         turned = f"translate({LEFT_MARGIN - 11} {(top + bottom) / 2}) rotate(-90)"
-        times = make("text", blocks if condition else "block", class_="times", transform=turned)
-        edges = [edge for node in self.nodes for edge in _edges(node, self.nodes)]
+        parts = [make("rect", class_="frame", **frame), make("text", blocks, class_="times", transform=turned)]
+        # SVG draws in this order: nodes cover the ends of their edges.
+        for node in self.nodes:
+            parts += _edges(node, self.nodes)
+        for node in self.nodes:
+            parts.append(_drawing(node))
         width, label = lefts[-1] + COLUMN_GAP / 2, f"diagram of {self.placement.name}"
         return make(
-            "svg", make("rect", class_="frame", **frame), times, *edges, *map(_drawing, self.nodes), class_="flow",
-            viewBox=f"0 0 {width} {height}", width=width, height=height, role="img", aria_label=label,
+            "svg", *parts, class_="flow", viewBox=f"0 0 {width} {height}", width=width, height=height, role="img",
+            aria_label=label,
         )  # fmt: skip
 
 
@@ -189,44 +243,64 @@ def _edges(node: Node, nodes: Sequence[Node]) -> Iterator[Element]:
 
     An edge to another column turns sideways half a row above its source; one into the side of a sum goes up first.
     """
-    for order, source in enumerate(node.inputs):
-        turn, side = source.y - ROW_HEIGHT / 2, 1 if source.x > node.x else -1
-        edge, corners = node.x + side * node.size[0] / 2, list[tuple[float, float]]()
-        rows = [each.row for each in nodes if each.column == source.column]
-        if order and source.column and any(source.row < row <= node.row for row in rows):
+    for position, source in enumerate(node.inputs):
+        is_from_below = position == 0
+        side = 1 if source.x > node.x else -1
+        edge = node.x + side * node.size[0] / 2
+        turn = source.y - ROW_HEIGHT / 2
+        # A branch that ends below the sum leaves its column if other nodes of the column are in the way.
+        is_blocked = any(source.row < other.row <= node.row for other in nodes if other.column == source.column)
+        corners: list[tuple[float, float]] = []
+        if not is_from_below and source.column and is_blocked:
             gap = edge + side * COLUMN_GAP * 0.7
             corners = [(source.x, turn), (gap, turn), (gap, node.y)]
-        elif order:
+        elif not is_from_below:
             corners = [(source.x, node.y)]
         elif source.x != node.x:
             corners = [(source.x, turn), (node.x, turn)]
-        end = (edge, node.y) if order else (node.x, node.y + node.size[1] / 2)
-        points = [(source.x, source.y - source.size[1] / 2), *corners, end]
-        kinds = ["line"] + ["stream"] * (not order and source.column == node.column == 0)
-        kinds += ["arrow"] * (node.kind not in ("enter", "leave"))
-        yield make("polyline", points=" ".join(f"{x},{y}" for x, y in points), class_=" ".join(kinds))
-        if corners and sum(source in each.inputs for each in nodes) > 1:
+        start, end = (source.x, source.y - source.size[1] / 2), (edge, node.y)
+        if is_from_below:
+            end = (node.x, node.y + node.size[1] / 2)
+        points = " ".join(f"{x},{y}" for x, y in (start, *corners, end))
+        kinds = ["line"]
+        if is_from_below and source.column == node.column == 0:
+            kinds.append("stream")
+        if node.kind not in ("enter", "leave"):
+            kinds.append("arrow")
+        yield make("polyline", points=points, class_=" ".join(kinds))
+        is_shared = sum(source in other.inputs for other in nodes) > 1
+        if corners and is_shared:
             yield make("circle", cx=corners[0][0], cy=corners[0][1], r=3, class_="branch")
 
 
 def _drawing(node: Node) -> Element:
     """Return a box with a label, a circle with a sign, or a point."""
-    (width, height), (x, y) = node.size, (node.x, node.y)
-    names = _names(ast.parse(node.expression)) if node.kind in ("scale", "divide") else set()
-    learned = " learned" if names - SIZES.keys() - KIND_OF.keys() else ""
-    group = {"class_": f"node {node.kind}{learned}", "data_kind": node.kind}
+    (width, height), x, y = node.size, node.x, node.y
+    classes = f"node {node.kind}"
+    if node.kind in ("scale", "divide"):
+        # Sizes and functions are no learned parameters.
+        parameters = _names(ast.parse(node.expression)) - SIZES.keys() - KIND_OF.keys()
+        if parameters:
+            classes += " learned"
+    group = {"class_": classes, "data_kind": node.kind}
     if node.kind in ("enter", "leave"):
         return make("g", make("circle", cx=x, cy=y, r=3), make("text", node.label, x=x + 9, y=y - 9), **group)
     if node.kind in ("add", "subtract"):
         return make("g", make("circle", cx=x, cy=y, r=11), make("text", node.label, x=x, y=y), **group)
     shape = {"x": x - width / 2, "y": y - height / 2, "width": width, "height": height}
-    rectangle = make("rect", rx=6 if node.kind == "box" else 13, **shape)
-    label = make("text", node.label, x=x, y=y - 8 * bool(node.number))
-    number = make("text", node.number, x=x, y=y + 9, class_="number")
-    return make("g", None if node.kind in ("embeddings", "head") else rectangle, label, number, **group)
+    parts: list[Element] = []
+    if node.kind not in ("embeddings", "head"):
+        parts.append(make("rect", rx=6 if node.kind == "box" else 13, **shape))
+    label_y = y
+    if node.number:  # a second line moves the first one up
+        label_y = y - 8
+    parts.append(make("text", node.label, x=x, y=label_y))
+    parts.append(make("text", node.number, x=x, y=y + 9, class_="number"))
+    return make("g", *parts, **group)
 
 
 def _names(value: ast.AST) -> set[str]:
+    """Return the names in an expression."""
     return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
 
 

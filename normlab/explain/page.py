@@ -5,8 +5,7 @@ The modules that train compute all numbers when the page is written.
 Shapes: T = 4 tokens, D = 6 channels.
 """
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from xml.etree.ElementTree import Element, tostring
@@ -45,14 +44,22 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
     """
     if norm not in load_norms():
         raise ConfigError(f"--norm {norm}: " + unknown("norm", norm, load_norms(), titles=catalogue.titles("norm")))
+    # A preset of a norm has an entry too, but no class of its own.
     norms = [norm_card(entry) for entry in catalogue.norms() if entry["name"] in load_norms()]
     placements = [placement_card(entry, norm) for entry in catalogue.placements()]
-    parts = {"matrix": [_table(torch.tensor(MATRIX))], "norms": norms, "placements": placements}
-    for name, cards in (("norms_links", norms), ("placements_links", placements)):
-        parts[name] = [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]
-    texts = {name: "".join(tostring(each, "unicode", "html") for each in part) for name, part in parts.items()}
+    parts = {
+        "matrix": [_table(torch.tensor(MATRIX))], "norms": norms, "placements": placements,
+        "norms_links": _links(norms), "placements_links": _links(placements),
+    }  # fmt: skip
+    texts: dict[str, str] = {}
+    for name, elements in parts.items():
+        texts[name] = "".join(tostring(element, "unicode", "html") for element in elements)
     body = Template((HERE / "body.html").read_text(encoding="utf-8")).substitute(texts, norm=norm, version=__version__)
     write_output(path, page("What normalisation does", body, {}, [HERE / "explain.css"]).encode())
+
+
+def _links(cards: Sequence[Element]) -> list[Element]:
+    return [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]
 
 
 def norm_card(entry: catalogue.Entry) -> Element:
@@ -64,11 +71,15 @@ def norm_card(entry: catalogue.Entry) -> Element:
         module = kind(**options).build(len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
     x_TD = torch.tensor(MATRIX, dtype=torch.float64, requires_grad=True)
     y_TD = module(x_TD.unflatten(0, (sequences, -1))).flatten(0, 1)
+    # The gradient shows from which values the marked output is computed.
     (gradient_TD,) = torch.autograd.grad(y_TD[MARKED], x_TD)
+    shape = ""
+    if sequences > 1:
+        shape = f"{sequences} sequences"
+    causal = "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens"
     facts = {
         "options": ", ".join(f"{key}={value}" for key, value in options.items()),
-        "input": f"{sequences} sequences" if sequences > 1 else "", "parameters": entry["parameters"],
-        "causal": "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens",
+        "input": shape, "parameters": entry["parameters"], "causal": causal,
         "unchanged by": "; ".join(INVARIANCES[key] for key in entry["invariant_to"]), "equals": entry["equals"],
         "source": entry["source"], "mistakes": " ".join(entry["pitfalls"] or ()),
     }  # fmt: skip
@@ -78,23 +89,31 @@ def norm_card(entry: catalogue.Entry) -> Element:
 def placement_card(entry: catalogue.Entry, norm: str) -> Element:
     """Return a placement with its diagrams, and with the numbers of a forward pass if it can have the norm."""
     placement = load_placements()[entry["name"]]
-    diagrams = [Diagram(placement, holds) for holds in (True, False)[: 1 + (" if " in placement.formula)]]
+    diagrams = [Diagram(placement, condition_holds=True)]
+    if " if " in placement.formula:
+        # The formula has two kinds of blocks, and each has a diagram.
+        diagrams.append(Diagram(placement, condition_holds=False))
+    of_head = [formula for formula in (placement.head_weights_formula, placement.head_formula) if formula]
     facts = {
         "embeddings": placement.embedding_formula, "weights": placement.weights_formula,
-        "LM head": "; ".join(filter(None, (placement.head_weights_formula, placement.head_formula))),
-        "inside": placement.inside,
+        "LM head": "; ".join(of_head), "inside": placement.inside,
     }  # fmt: skip
     try:
         segments = forward(norm, placement.name)
     except ConfigError as error:
         facts["no numbers"] = str(error)
     else:
-        for diagram, layer in zip(diagrams, (1, -2), strict=False):
-            diagram.set_numbers([_sizes("norm", segments[index]) for index in (0, layer, -1)])
+        # The first block has the first kind, and the last one, which comes before the head, the second.
+        for diagram, block in zip(diagrams, (segments[1], segments[-2]), strict=False):
+            diagram.set_numbers([_sizes("norm", segments[0]), _sizes("norm", block), _sizes("norm", segments[-1])])
         for kind, title in (("resid", "RMS of x"), ("attn", "attention adds"), ("mlp", "MLP adds")):
-            facts[title] = ", ".join(text for segment in segments for text in _sizes(kind, segment))
+            sizes: list[str] = []
+            for segment in segments:
+                sizes += _sizes(kind, segment)
+            facts[title] = ", ".join(sizes)
     facts |= {"init rule": entry["init"], "equals": entry["equals"], "name": entry["note"], "source": entry["source"]}
-    return _card(entry, make("div", *(diagram.svg() for diagram in diagrams), class_="drawings"), facts)
+    drawings = [diagram.svg() for diagram in diagrams]
+    return _card(entry, make("div", *drawings, class_="drawings"), facts)
 
 
 @torch.no_grad()
@@ -115,35 +134,60 @@ def forward(norm: str, placement: str) -> list[list[Observation]]:
 
 def _sizes(kind: str, segment: list[Observation]) -> list[str]:
     """Return the root mean square of each observed tensor of a kind; for a norm those of its input and its output."""
-    found = ([x.double().square().mean().sqrt() for x in each.tensors] for each in segment if each.kind == kind)
-    return [" → ".join(f"{rms:.2g}" for rms in numbers) for numbers in found]
+    texts: list[str] = []
+    for observation in segment:
+        if observation.kind != kind:
+            continue
+        sizes: list[str] = []
+        for x in observation.tensors:
+            rms = x.double().square().mean().sqrt()
+            sizes.append(f"{rms:.2g}")
+        texts.append(" → ".join(sizes))
+    return texts
 
 
 def _card(entry: catalogue.Entry, figure: Element, facts: Mapping[str, str]) -> Element:
+    """Return the description of an entry, with the facts that are not empty."""
     formula = make("p", make("code", entry["formula"].replace("; ", ";\n")), class_="formula")
-    pairs = (part for name, text in facts.items() if text for part in (make("dt", name), make("dd", text)))
-    parts = make("h3", entry["name"]), formula, figure, make("dl", *pairs, class_="facts")
+    terms: list[Element] = []
+    for name, text in facts.items():
+        if text:
+            terms += [make("dt", name), make("dd", text)]
+    parts = make("h3", entry["name"]), formula, figure, make("dl", *terms, class_="facts")
     return make("article", *parts, class_="card", id=entry["name"])
 
 
 def _table(x_TD: Tensor, gradient_TD: Tensor | None = None) -> Element:
     """Return a matrix with the mean and the RMS of its rows and columns; outline where the gradient is not 0."""
-    statistics = {"mean": x_TD.mean, "RMS": lambda axis: x_TD.square().mean(axis).sqrt()}
-    heads = [*(f"ch {channel + 1}" for channel in range(x_TD.shape[1])), *statistics]
-    rows = [make("tr", make("td"), *(make("th", head) for head in heads))]
-    rows += [make("tr", make("th", f"token {token + 1}")) for token in range(len(x_TD))]
+    head = make("tr", make("td"))
+    for channel in range(x_TD.shape[1]):
+        head.append(make("th", f"ch {channel + 1}"))
+    # The root of a number's share of the largest one, so that small numbers have a colour beside the large channel.
     share_TD = 100 * (x_TD.abs() / x_TD.abs().max().clamp(min=1e-30)).sqrt()
-    for at in product(*map(range, x_TD.shape)):
-        kinds = ["warm" if x_TD[at] > 0 else "cold"]
-        if gradient_TD is not None:
-            kinds += ["input"] * bool(gradient_TD[at]) + ["marked"] * (at == MARKED)
-        style, value = f"--share: {share_TD[at]:.0f}%", x_TD[at].item()
-        rows[1 + at[0]].append(make("td", _shown(value), class_=" ".join(kinds), style=style, title=value))
-    for name, of in statistics.items():
-        for row, value in zip(rows[1:], of(1).tolist(), strict=False):
+    rows: list[Element] = []
+    for token in range(len(x_TD)):
+        row = make("tr", make("th", f"token {token + 1}"))
+        for channel in range(x_TD.shape[1]):
+            at = token, channel
+            kinds = ["warm" if x_TD[at] > 0 else "cold"]
+            if gradient_TD is not None and gradient_TD[at]:
+                kinds.append("input")
+            if gradient_TD is not None and at == MARKED:
+                kinds.append("marked")
+            style, value = f"--share: {share_TD[at]:.0f}%", x_TD[at].item()
+            row.append(make("td", _shown(value), class_=" ".join(kinds), style=style, title=value))
+        rows.append(row)
+    # A column and a row for each statistic.
+    below: list[Element] = []
+    for name, statistic in {"mean": x_TD.mean, "RMS": lambda axis: x_TD.square().mean(axis).sqrt()}.items():
+        head.append(make("th", name))
+        for row, value in zip(rows, statistic(1).tolist(), strict=True):
             row.append(make("td", _shown(value)))
-        rows.append(make("tr", make("th", name), *(make("td", _shown(value)) for value in of(0).tolist())))
-    return make("div", make("table", *rows, class_="matrix"), class_="scroll")
+        of_channels = make("tr", make("th", name))
+        for value in statistic(0).tolist():
+            of_channels.append(make("td", _shown(value)))
+        below.append(of_channels)
+    return make("div", make("table", head, *rows, *below, class_="matrix"), class_="scroll")
 
 
 def _shown(value: float) -> str:

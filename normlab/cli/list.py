@@ -1,6 +1,7 @@
 """`normlab list`."""
 
 import shutil
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from typer import Argument
@@ -38,17 +39,9 @@ def list_(
     from normlab.config import rules
     from normlab.report.tables import render
 
-    plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
-    names = [argument for argument in arguments or [] if "=" not in argument]
+    plugins, names, overrides = _sort_arguments(arguments or [])
+    _check_arguments(what, names, overrides)
     name = names[0] if names else None
-    overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
-    if len(names) > (0 if what in ("auto", "estimators", "formulas", "sweeps") else 1):
-        raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
-    for override in overrides:
-        if what != "placements" or name is None or not override.startswith(("norm", "model")):
-            raise ConfigError(
-                f"{override}: has no effect; leave it out: only norm and model, after the name of a placement, have one"
-            )
     if what == "sweeps":
         if plugins:
             raise ConfigError(f"{plugins[0]}: has no effect on the list of sweeps; leave it out")
@@ -56,6 +49,7 @@ def list_(
     if results_dir != "results":
         raise ConfigError(f"--results-dir={results_dir}: has no effect without sweeps; leave it out")
     warn_of_replaced([*plugins, *overrides])
+    # A plugin of an earlier command of this process is not in the list.
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins
@@ -65,7 +59,8 @@ def list_(
     if what == "names":
         from normlab.verify.names import LEGEND
 
-        return echo(render(_names(name), format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
+        table = render(_names(name), format)
+        return echo(table if json else f"{table}\n\n{LEGEND}", keep="\n")
     if what == "estimators":
         from normlab.studies.base import estimator_rows
 
@@ -75,14 +70,45 @@ def list_(
 
         return echo(render([*rows()], format), keep="\n")
     if what == "auto":
-        return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
-    if name is not None:
-        entry, width = one_entry(what, name), shutil.get_terminal_size((100, 24)).columns
-        if what == "placements":
-            entry["redundant_norms"] = _redundant_norms(name, plugins, overrides, as_text=not json)
-        return echo(render([entry], "json") if json else entry_text(entry, width), keep="\n")
-    rows = ENTRIES[what]()
-    echo(render(rows if json else table_rows(what, rows), format), keep="\n")
+        table = render(rules.rows(), format)
+        return echo(table if json else f"{table}\n{rules.LEGEND}", keep="\n")
+    if name is None:
+        rows = ENTRIES[what]()
+        return echo(render(rows if json else table_rows(what, rows), format), keep="\n")
+    entry = one_entry(what, name)
+    if what == "placements":
+        entry["redundant_norms"] = _redundant_norms(name, plugins, overrides, as_text=not json)
+    if json:
+        return echo(render([entry], "json"), keep="\n")
+    echo(entry_text(entry, shutil.get_terminal_size((100, 24)).columns), keep="\n")
+
+
+def _sort_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the overrides of plugins, the names of entries, and the other overrides."""
+    plugins: list[str] = []
+    names: list[str] = []
+    overrides: list[str] = []
+    for argument in arguments:
+        if argument.startswith("plugins="):
+            plugins.append(argument)
+        elif "=" in argument:
+            overrides.append(argument)
+        else:
+            names.append(argument)
+    return plugins, names, overrides
+
+
+def _check_arguments(what: str, names: Sequence[str], overrides: Sequence[str]) -> None:
+    """Reject names and overrides that have no effect on a list."""
+    most = 0 if what in ("auto", "estimators", "formulas", "sweeps") else 1
+    if len(names) > most:
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
+    for override in overrides:
+        # They choose the model in which the redundant norms of a placement are found.
+        if what != "placements" or not names or not override.startswith(("norm", "model")):
+            raise ConfigError(
+                f"{override}: has no effect; leave it out: only norm and model, after the name of a placement, have one"
+            )
 
 
 def _list_sweeps(results_dir: str, *, json: bool) -> None:
@@ -101,8 +127,8 @@ def _list_sweeps(results_dir: str, *, json: bool) -> None:
     if any(row["study"] for row in rows):
         load_studies()
     for row in rows:
-        # The study of a plugin is unknown here.
-        row["question"] = STUDIES[row["study"]].question if row["study"] in STUDIES else ""
+        study = STUDIES.get(row["study"])  # None also for the study of a plugin, which is unknown here
+        row["question"] = "" if study is None else study.question
     if json:
         return echo(render(rows, "json"), keep="\n")
     echo(render([_text_row(row) for row in rows]), keep="\n")
@@ -112,8 +138,11 @@ def _text_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row about a sweep as in the table: what does not vary is a note, below the table."""
     from normlab.config.memory import format_size
 
-    notes = [f"fixed: {row['fixed']}"] if row["fixed"] else []
-    notes += [f"arm {arm}: {overrides}" for arm, overrides in row["arms"].items()]
+    notes: list[str] = []
+    if row["fixed"]:
+        notes.append(f"fixed: {row['fixed']}")
+    for arm, overrides in row["arms"].items():
+        notes.append(f"arm {arm}: {overrides}")
     if row["study"]:
         notes.append(f"study {row['study']}: {row['question']}".removesuffix(": "))
     columns = {key: row[key] for key in ("sweep", "varies", "runs", "states", "date")}
@@ -145,8 +174,14 @@ def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *
     from normlab.config.compose import compose_run
     from normlab.model.redundancy import redundancy_text, without_redundant_norms
 
-    norm = "rmsnorm" if load_all()[placement].has_norms(1) else "none"
-    chosen = {"norm": norm, "model": "gpt2_nano"} | dict(each.split("=", 1) for each in overrides)
-    words = [f"{option}={value}" for option, value in chosen.items()]
-    sites, _ = without_redundant_norms(compose_run([f"placement={placement}", *plugins, *words]))
-    return f"{redundancy_text(sites)} ({' '.join(words)})" if as_text else sites
+    chosen = {"norm": "none", "model": "gpt2_nano"}
+    if load_all()[placement].has_norms(1):
+        chosen["norm"] = "rmsnorm"
+    for override in overrides:
+        option, value = override.split("=", 1)
+        chosen[option] = value
+    model = [f"{option}={value}" for option, value in chosen.items()]
+    sites, _ = without_redundant_norms(compose_run([f"placement={placement}", *plugins, *model]))
+    if not as_text:
+        return sites
+    return f"{redundancy_text(sites)} ({' '.join(model)})"

@@ -1,12 +1,18 @@
 """`normlab summarize`."""
 
-from typing import Annotated, Any, Literal
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 from typer.core import TyperCommand, TyperOption
 
 from normlab.base.errors import ConfigError, warn
 from normlab.cli.app import By, Paths, ResultsDir, Where, app, echo, split_names
+
+if TYPE_CHECKING:
+    from normlab.store.query import Selection
 
 Format = Annotated[
     Literal["table", "json", "csv", "markdown", "latex"],
@@ -72,23 +78,22 @@ def summarize(
 
     The last part of an option is enough if it is unique: depth for model.depth.
     """
-    from normlab.report.runs_table import comparability_warnings, render_runs
-    from normlab.report.runs_table import summarize as rows_of
     from normlab.store.query import select_runs
 
-    tested = {"--by": by, "--against": against}  # also options of --test
-    untested = {"--target": target, "--columns": columns}
-    given = [name for name, value in {**tested, **untested, "--test": test}.items() if value is not None]
+    options = {"--by": by, "--against": against, "--target": target, "--columns": columns, "--test": test}
+    set_options = [name for name, value in options.items() if value is not None]
     if over is not None and test is None:
         raise ConfigError("--over: has no effect without --test; add, for example, --test interaction")
-    other = "--runs" if runs else "--test"
-    if ignored := given if runs else [name for name in given if name in untested] if test else []:
-        raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
+    if runs and set_options:
+        raise ConfigError(f"{', '.join(set_options)}: has no effect with --runs; leave out one or the other")
+    # A test takes the factors and the baseline, but has no columns of cells.
+    unused = [name for name in set_options if name in ("--target", "--columns")]
+    if test and unused:
+        raise ConfigError(f"{', '.join(unused)}: has no effect with --test; leave out one or the other")
     selection = select_runs(paths or (), results_dir)
-    if runs or not (given or selection.name):
-        echo(render_runs(rows_of(selection, where or ()), format), keep="\n")
-        for warning in comparability_warnings(selection, where or ()):
-            warn(warning)
+    # Only a sweep has cells by itself; an option about cells makes them of any runs.
+    if runs or not (set_options or selection.name):
+        _print_runs(selection, where or (), format)
         return
     from normlab.analysis.table import summarize_by
 
@@ -105,4 +110,14 @@ def summarize(
         text = render_cells(table, format, split_names(columns) or ())
     echo(text, keep="\n")
     for warning in table.warnings:
+        warn(warning)
+
+
+def _print_runs(selection: Selection, where: Sequence[str], format: str) -> None:
+    """Print a row for each run."""
+    from normlab.report.runs_table import comparability_warnings, render_runs
+    from normlab.report.runs_table import summarize as rows_of
+
+    echo(render_runs(rows_of(selection, where), format), keep="\n")
+    for warning in comparability_warnings(selection, where):
         warn(warning)

@@ -6,7 +6,7 @@ CUDA_VISIBLE_DEVICES.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,8 @@ class LocalExecutor:
 
     def wait(self, seconds: float) -> None:
         """Wait until a worker answers or exits, but not longer than some seconds."""
-        connections: list[Connection] = []
-        for running in self._running:
-            if not running.worker.connection.closed:
-                connections.append(running.worker.connection)
-        wait(connections, seconds)
+        connections = [running.worker.connection for running in self._running]
+        wait([connection for connection in connections if not connection.closed], seconds)
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield new outcomes; the caller must record each outcome before it requests the next."""

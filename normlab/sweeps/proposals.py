@@ -41,11 +41,11 @@ def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: 
     seed = int(canonical_hash([*cell, len(trials)])[:8], 16)
     if not trials:
         random = np.random.default_rng(seed)
-        proposals: list[Values] = [()] * count
+        centres: list[Values] = [()] * count
         for limits in ranges:
             for index, part in enumerate(random.permutation(count)):
-                proposals[index] += (limits.text(limits.at((part + 0.5) / count)),)
-        return proposals
+                centres[index] += (limits.text(limits.at((part + 0.5) / count)),)
+        return centres
     optuna = import_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
     study = optuna.create_study(sampler=sampler)

@@ -44,7 +44,7 @@ def loop_of(events: Events, results: Path, *outputs: tuple[float, ...]) -> Loop:
     options = [f"train.steps={len(outputs)}", "eval.every=2", "train.checkpoint_every=2", "stats=off"]
     config = compose_run(small_run(results, *options))
     writer = Writer(enabled=False)
-    run = TrainingRun(config, RunFolder(results / "run"), trackers=[events], writer=writer)  # pyright: ignore
+    run = TrainingRun(config, RunFolder(results / "run"), trackers=[events], writer=writer)
     remaining = list(outputs)
 
     def compute_step(measured: bool) -> StepOutput:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from normlab.catalogue.placements.base import Placement, register_placement
     from normlab.catalogue.placements.init_rules import Weight, init_rule
     from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Study, Within, register_study
+    from normlab.studies.estimate import Estimate, Estimator, over_seeds
     from normlab.studies.estimators import Contrast, Share, Slope, difference, interaction
+    from normlab.studies.measures import Measure
     from normlab.system.ranks import moments_over_ranks
 
 _MODULES = {
@@ -34,7 +36,9 @@ _MODULES = {
     "catalogue.placements.base": ("Placement", "register_placement"),
     "catalogue.placements.init_rules": ("Weight", "init_rule"),
     "studies.base": ("AtLeast", "AtMost", "Claim", "Grid", "Study", "Within", "register_study"),
+    "studies.estimate": ("Estimate", "Estimator", "over_seeds"),
     "studies.estimators": ("Contrast", "Share", "Slope", "difference", "interaction"),
+    "studies.measures": ("Measure",),
     "system.ranks": ("moments_over_ranks",),
 }
 """The names of each module of normlab."""
@@ -48,7 +52,10 @@ __all__ = [
     "Claim",
     "ConfigError",
     "Contrast",
+    "Estimate",
+    "Estimator",
     "Grid",
+    "Measure",
     "NormConfig",
     "NormModule",
     "Placement",
@@ -64,6 +71,7 @@ __all__ = [
     "interaction",
     "moments_over_ranks",
     "option",
+    "over_seeds",
     "parameter",
     "register_norm",
     "register_placement",

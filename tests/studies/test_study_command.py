@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from normlab.studies.base import AtMost, AtLeast, Claim, Grid, Study, Within, register_study
 from normlab.studies.estimators import Share, difference
+from normlab.studies.measures import Measure
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Measure):
     text = "final loss"
 
     def value(self, run):

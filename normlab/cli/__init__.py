@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Until a run starts, Ctrl-C ends the process: Python can lose a KeyboardInterrupt that is raised during an import.
     replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
     try:
+        # --debug may stand behind a command, where typer does not know it.
         kept = [argument for argument in arguments if argument != "--debug"]
         code = app(args=kept, prog_name="normlab", standalone_mode=False)
     except BrokenPipeError:
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         message = _message_of(error)
         if "--debug" in arguments or message is None:
             raise
+        # Standard output failed, and Python would report that again when it flushes the rest at exit.
         if isinstance(error, OSError) and error.filename is None:
             discard_output()
         with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
@@ -69,6 +71,7 @@ def _message_of(error: Exception) -> str | None:
         return f"{text}; --help lists the commands and options"
     if isinstance(error, MemoryError | ImportError) and is_out_of_memory(error):
         return f"there is not enough memory to load the libraries ({error}); free some, or raise the limit (ulimit -v)"
-    if (where := plugin_line(error)) is not None:
+    where = plugin_line(error)
+    if where is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None

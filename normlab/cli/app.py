@@ -17,6 +17,7 @@ from normlab.base.version import __version__
 
 if TYPE_CHECKING:
     from normlab.config.compose import UserConfigs
+    from normlab.config.schema import RunConfig
 
 ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results.")]
 Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
@@ -77,6 +78,7 @@ def read_arguments(
     texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
     if cfg:
         warn_of_replaced(texts)
+        # The config is printed as Hydra composed it, valid or not, because it shows where a wrong value comes from.
         printed = config_texts(texts, configs) if cfg == "job" else _update_texts(texts, configs)
         echo("\n---\n".join(printed), keep="\n")
         sys.exit(0)
@@ -106,25 +108,43 @@ def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[st
     for varied, config in compose_sweep(overrides, configs)[1]:
         with naming_run(varied):
             check_parameters(config)
+            # The table is read from the model itself, so that its weights in float32 must fit.
             weights = 4 * memory.num_weights(config, vocab_size=0)
             memory.check_fits(config, memory.Estimate(weights, 0, weights), memory.available_bytes(), "this machine")
         notify_of_depth(config.model.depth)
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
-        model, mode = config.model, config.optim.decay_mode
-        decay = "this per step, whatever lr is" if mode == "independent" else "lr times this per step"
-        notes = [f"lr: at the peak; decay: {decay}{', cautiously' if mode == 'cautious' else ''}"]
-        if model.scaling != "none":
-            notes.append(
-                f"forward, by model.scaling={model.scaling}: each sub-layer times {1 / model.depth_ratio:g}, logits "
-                f"times {1 / model.width_ratio:g}, q k of attention over {model.width // model.heads}, "
-                "not over its root"
-            )
-        table = render(rows, fixed=rows[0].keys())
-        yield "\n".join([*([f"# {' '.join(varied)}"] if varied else []), table, "", *notes])
+        lines = [render(rows, fixed=rows[0].keys()), "", _decay_note(config)]
+        if config.model.scaling != "none":
+            lines.append(_scaling_note(config))
+        if varied:
+            lines.insert(0, f"# {' '.join(varied)}")
+        yield "\n".join(lines)
+
+
+def _decay_note(config: RunConfig) -> str:
+    """Return what the learning rates and the decays of the table mean."""
+    mode = config.optim.decay_mode
+    decay = "this per step, whatever lr is" if mode == "independent" else "lr times this per step"
+    if mode == "cautious":
+        decay += ", cautiously"
+    return f"lr: at the peak; decay: {decay}"
+
+
+def _scaling_note(config: RunConfig) -> str:
+    """Return the factors of a rule of transfer in the forward pass."""
+    model = config.model
+    return (
+        f"forward, by model.scaling={model.scaling}: each sub-layer times {1 / model.depth_ratio:g}, logits "
+        f"times {1 / model.width_ratio:g}, q k of attention over {model.width // model.heads}, "
+        "not over its root"
+    )
 
 
 def split_names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
+    """Return the names in an option's text, which commas separate; None without the option."""
+    if text is None:
+        return None
+    return [name.strip() for name in text.split(",")]
 
 
 app = typer.Typer(
@@ -151,7 +171,8 @@ def _options(
 def show_progress(text: str) -> None:
     """Replace the current line of a terminal with a text; an empty text clears the line."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
+        clear_line = "\r\x1b[K"
+        print(f"{clear_line}{text}", end="" if text else clear_line, file=sys.stderr, flush=True)
 
 
 def echo(text: object, keep: str = "") -> None:

@@ -49,6 +49,6 @@ def compare(
         output=None if output is None else Path(output), results_dir=results_dir,
     )  # fmt: skip
     summary, path = page.write()
-    for line in map(one_line, summary):
-        echo(line)
+    for sentence in summary:
+        echo(one_line(sentence))
     echo(path)

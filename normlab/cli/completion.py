@@ -26,31 +26,47 @@ DEFAULTS = {"norm": "rmsnorm", "placement": "pre", "data": "stdlib", "optim": "a
 def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the candidates for an override, each with its help; none for a path."""
     before, last, hidden = list(context.params.get("overrides") or ()), incomplete, ""
-    if "COMP_WORDS" in os.environ:  # of bash, in lines: norm, =, rms
+    if "COMP_WORDS" in os.environ:
+        # Bash splits at "=", and gives the words in lines: norm, =, rms.
         words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
         *before, last = "\n".join(words).replace("\n=\n", "=").replace("\n=", "=").split("\n")
         hidden = last[: last.rfind("=") + 1]
-    chosen = DEFAULTS | dict(text.split("=", 1) for text in before if "=" in text)
+    chosen = dict(DEFAULTS)
+    for text in before:
+        if "=" in text:
+            group, choice = text.split("=", 1)
+            chosen[group] = choice
     name, equals, value = last.partition("=")
-    options = {
-        entry["name"]: entry
-        for entry in _entries(chosen)
-        if entry["name"].startswith(name) and (context.info_name == "sweep" or not entry["name"].startswith("sweep."))
-    }
-    if equals:
-        options = {option: entry for option, entry in options.items() if option == name}
-    about = {option: shorten(entry["about"], 70, placeholder=" ...") for option, entry in options.items()}
+    options: dict[str, catalogue.Entry] = {}
+    for entry in _entries(chosen):
+        is_match = entry["name"] == name if equals else entry["name"].startswith(name)
+        if is_match and (context.info_name == "sweep" or not entry["name"].startswith("sweep.")):
+            options[entry["name"]] = entry
     if len(options) != 1:
-        yield from ((f"{option}=", about[option]) for option in options)
+        for option, entry in options.items():
+            yield f"{option}=", _help_of(entry)
         return
     ((name, entry),) = options.items()
     typed = value[: value.rfind(",") + 1]  # the last value of a grid is completed
-    choices = entry.get("choices") or (["true", "false"] if isinstance(entry["default"], bool) else [])
-    if not (equals or choices):
-        choices = ["", "null" if entry["default"] is None else str(entry["default"])]
-    for choice in choices:
+    for choice in _choices_of(entry, with_default=not equals):
         if choice.startswith(value.removeprefix(typed)):
-            yield f"{name}={typed}{choice}".removeprefix(hidden), about[name]
+            yield f"{name}={typed}{choice}".removeprefix(hidden), _help_of(entry)
+
+
+def _help_of(entry: catalogue.Entry) -> str:
+    return shorten(entry["about"], 70, placeholder=" ...")
+
+
+def _choices_of(entry: catalogue.Entry, *, with_default: bool) -> list[str]:
+    """Return the values of an option; one without choices has none, or the empty text and its default."""
+    if entry.get("choices"):
+        return entry["choices"]
+    if isinstance(entry["default"], bool):
+        return ["true", "false"]
+    if not with_default:
+        return []
+    # Two candidates, because a shell adds a space behind a single one.
+    return ["", "null" if entry["default"] is None else str(entry["default"])]
 
 
 def _entries(chosen: dict[str, str]) -> Iterator[catalogue.Entry]:
@@ -59,8 +75,11 @@ def _entries(chosen: dict[str, str]) -> Iterator[catalogue.Entry]:
         entries = {entry["name"]: entry for entry in list_entries()}
         yield {"name": group, "default": chosen.get(group), "choices": list(entries), "about": ""}
         entry = entries.get(chosen.get(group, ""), {})
-        for option in entries.get(entry.get("preset_of", ""), entry).get("options", ()):
+        # A preset has the options of its norm.
+        entry = entries.get(entry.get("preset_of", ""), entry)
+        for option in entry.get("options", ()):
             yield option | {"name": f"{group}.{option['option']}"}
     for option in catalogue.options():
-        rules = ["auto", *(rule["name"] for rule in catalogue.init())] if option["name"] == "init" else None
-        yield option | ({"choices": rules} if rules else {})
+        if option["name"] == "init":
+            option = option | {"choices": ["auto", *(rule["name"] for rule in catalogue.init())]}
+        yield option

@@ -45,6 +45,7 @@ def _versions() -> Result:
     from packaging.requirements import Requirement
 
     versions = [f"{__version__} on Python {platform.python_version()}"]
+    # Packages of extras may be missing, and their marker names the extra.
     for requirement in map(Requirement, metadata.requires("normlab") or []):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             versions.append(f"{requirement.name} {metadata.version(requirement.name)}")
@@ -58,6 +59,7 @@ def _device() -> Result:
 
     if not torch.cuda.is_available():
         finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
+        # The driver has a GPU for this process, and torch does not find it.
         if may_use_gpu():
             do = "check nvidia-smi, the driver and the build of torch, or train with device=cpu"
             return BAD, f"{finding}; {NO_GPU}, but this process has access to an NVIDIA GPU", do
@@ -74,7 +76,8 @@ def _compiler() -> Result:
     from normlab.training.machine import compiler_of, missing_compiler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if missing := missing_compiler(device):
+    missing = missing_compiler(device)
+    if missing:
         problem, _, do = missing.rpartition("; ")
         return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
     return GOOD, compiler_of(device), ""
@@ -96,6 +99,7 @@ def _disk(folder: Path, remedy: str) -> Result:
 
     parent = folder.absolute()
     try:
+        # The results folder is made by the first run, so the disk is that of the nearest folder above it.
         while not parent.exists():
             parent = parent.parent
         with tempfile.TemporaryFile(dir=parent) as file:

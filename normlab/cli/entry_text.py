@@ -43,10 +43,14 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
 
 
 def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
-    return [
-        {title: value(entry) if callable(value) else entry.get(value) for title, value in _COLUMNS[kind].items()}
-        for entry in entries
-    ]
+    """Return a row for each entry, with the columns of its kind."""
+    rows: list[Row] = []
+    for entry in entries:
+        row: Row = {}
+        for title, value in _COLUMNS[kind].items():
+            row[title] = value(entry) if callable(value) else entry.get(value)
+        rows.append(row)
+    return rows
 
 
 # One entry
@@ -62,16 +66,21 @@ def entry_text(entry: Entry, width: int) -> str:
         if value in (None, "", [], (), {}) or key in ("name", "about", "documentation"):
             continue
         texts = _texts_of(value)
-        heading = f"  {key.replace('_', ' '):{INDENT - 2}}"
-        if len(texts) > 1:
-            lines.append(heading.rstrip())
-            heading = "    - "
-        lines += [line for text in texts for line in _fold(heading + text, width, INDENT if len(texts) == 1 else 6)]
+        title = f"  {key.replace('_', ' '):{INDENT - 2}}"
+        if len(texts) == 1:
+            lines += _fold(title + texts[0], width, INDENT)
+            continue
+        # Several texts are a list below the title.
+        lines.append(title.rstrip())
+        for text in texts:
+            lines += _fold(f"    - {text}", width, 6)
+    lines.append("")
     about = entry.get("documentation") or entry.get("about") or ""
-    paragraphs = [
-        _fold(f"  {' '.join(part.split())}", width, 2) for part in re.split(r"\n\n|\n(?=- )", about) if part.strip()
-    ]
-    return "\n".join([*lines, "", *(line for paragraph in paragraphs for line in paragraph)]).rstrip()
+    # A paragraph ends at a blank line or before an item of a list, and its other line breaks are those of the source.
+    for part in re.split(r"\n\n|\n(?=- )", about):
+        if part.strip():
+            lines += _fold(f"  {' '.join(part.split())}", width, 2)
+    return "\n".join(lines).rstrip()
 
 
 def _texts_of(value: Any) -> list[str]:
@@ -82,15 +91,25 @@ def _texts_of(value: Any) -> list[str]:
         return [_text_of(value)]
     if all(isinstance(item, dict) for item in value):
         return [f"{item['option']}={_text_of(item['default'])}{_choices(item)}: {item['about']}" for item in value]
-    return [", ".join(value)] if max(map(len, value)) < INDENT else value
+    # Short names share a line.
+    if max(map(len, value)) < INDENT:
+        return [", ".join(value)]
+    return value
 
 
 def _choices(option: Entry) -> str:
-    return f" ({', '.join(option['choices'])})" if option.get("choices") else ""
+    if not option.get("choices"):
+        return ""
+    return f" ({', '.join(option['choices'])})"
 
 
 def _text_of(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as an override has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _fold(text: str, width: int, indent: int) -> list[str]:

@@ -37,8 +37,13 @@ def inspect(
     from normlab.report.tables import render
     from normlab.store.record import RunRecord
 
-    conditions = [argument for argument in arguments or () if any(sign in argument for sign in "=<>")]
-    names = [argument for argument in arguments or () if argument not in conditions]
+    conditions: list[str] = []
+    names: list[str] = []
+    for argument in arguments or ():
+        if any(sign in argument for sign in "=<>"):
+            conditions.append(argument)
+        else:
+            names.append(argument)
     if len(names) > 1:
         raise ConfigError(f"{' '.join(names)}: name one statistic; a run of a sweep is named by conditions like seed=0")
     statistic = names[0] if names else None
@@ -46,8 +51,9 @@ def inspect(
     RunRecord.load(folder)  # a damaged record is an error
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
-        table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
-        return echo(render(spikes, "json") if json else table, keep="\n")
+        if json:
+            return echo(render(spikes, "json"), keep="\n")
+        return echo(f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}", keep="\n")
     rows = statistics.inspect(folder, statistic, at)
     if json:
         return echo(render(rows, "json"), keep="\n")

@@ -124,6 +124,7 @@ def _list_sweeps(results_dir: str, *, json: bool) -> None:
     rows = sweep_rows(results_dir)
     if not rows:
         raise StoreError(f"no sweeps in {results_dir}: train one with `normlab sweep`, or name another --results-dir")
+    # The studies are many modules, which a folder without a study does not need.
     if any(row["study"] for row in rows):
         load_studies()
     for row in rows:
@@ -174,6 +175,7 @@ def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *
     from normlab.config.compose import compose_run
     from normlab.model.redundancy import redundancy_text, without_redundant_norms
 
+    # A placement without norms allows no other norm than none.
     chosen = {"norm": "none", "model": "gpt2_nano"}
     if load_all()[placement].has_norms(1):
         chosen["norm"] = "rmsnorm"

@@ -38,7 +38,7 @@ def rm(
     from normlab.sweeps.removal import plan_removal, size_of
 
     removal = plan_removal(names, results_dir, checkpoints)
-    part = "checkpoints" if checkpoints else ""
+    part = "checkpoints" if checkpoints else ""  # of a run's folder; empty: all of it
     for problem in removal.missing:
         echo(f"already deleted, or never there: {problem}")
     folders = [*(run.path for run in removal.runs), *removal.sweeps]
@@ -46,6 +46,7 @@ def rm(
         echo(f"{format_size(size_of(folder / part)):>10}  {os.path.relpath(folder)}")
     for run_id, reason in removal.kept.items():
         echo(f"run {run_id} stays as it is: {reason}")
+    # A search belongs to the sweep of the same name, which may stay.
     for folder in removal.sweeps:
         judged = folder.with_name(folder.name.removesuffix(SEARCH))
         if has_plan(judged) and judged not in removal.sweeps:
@@ -53,9 +54,12 @@ def rm(
     if not folders:
         return 0
     before = sum(map(size_of, folders))
-    sweeps = [counted(len(removal.sweeps), "sweep")] if removal.sweeps else []
-    what = " and ".join([counted(len(removal.runs), "run"), *sweeps])
-    what = f"all checkpoints of {what} but the newest weights" if checkpoints else what
+    what = counted(len(removal.runs), "run")
+    if removal.sweeps:
+        what += f" and {counted(len(removal.sweeps), 'sweep')}"
+    if checkpoints:
+        what = f"all checkpoints of {what} but the newest weights"
+    # A script has nobody to answer the question.
     if not (yes or sys.stdin.isatty()):
         raise ConfigError(f"no terminal to ask: add --yes to delete {what}")
     if not (yes or typer.confirm(f"Delete {what}?")):

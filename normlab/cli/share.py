@@ -32,11 +32,17 @@ def share(
 
     folders = list(find_folders(names, results_dir))
     write_archive(Path(output), folders, checkpoints=checkpoints)
-    for problem in (problem for _, runs in folders for run in runs for problem in damage_of(run)):
-        warn(problem)
-    if paths := absolute_paths(Path(output)):
-        more = f", and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
-        warn(f"-o {output}: has the names of folders of this machine, {', '.join(paths[:MOST_PATHS])}{more}")
+    # A reader of the zip file will find the same damage, and has no other copy.
+    for _, runs in folders:
+        for run in runs:
+            for problem in damage_of(run):
+                warn(problem)
+    paths = absolute_paths(Path(output))
+    if paths:
+        listed = ", ".join(paths[:MOST_PATHS])
+        if len(paths) > MOST_PATHS:
+            listed += f", and {len(paths) - MOST_PATHS} more"
+        warn(f"-o {output}: has the names of folders of this machine, {listed}")
     echo(output)
 
 

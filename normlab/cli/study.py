@@ -14,7 +14,7 @@ from normlab.base.parsing import is_whole_number
 from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo, warn_of_replaced
 
 if TYPE_CHECKING:
-    from normlab.studies.base import Study
+    from normlab.studies.base import Claim, Study
 
 study_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Test a claim of the field: plan, run, verdict."
@@ -37,11 +37,17 @@ def _find(name: str, overrides: list[str] | None) -> Study:
 
     check_overrides(overrides or [])
     load_studies()
-    if plugins := [override for override in overrides or [] if override.startswith("plugins=")]:
+    # A plugin may register the study itself.
+    plugins = _plugins_in(overrides)
+    if plugins:
         register_plugins(plugins)
     if name not in STUDIES:
         raise ConfigError(unknown("study", name, STUDIES))
     return STUDIES[name]
+
+
+def _plugins_in(overrides: list[str] | None) -> list[str]:
+    return [override for override in overrides or [] if override.startswith("plugins=")]
 
 
 @study_app.command("list")
@@ -65,36 +71,46 @@ def list_() -> None:
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
     """Print the plan of a study: its claims, criteria and power, and its grids with the runs of the choosing seeds."""
-    from normlab.studies.base import LOOKS
-    from normlab.studies.power import GOOD_POWER, largest_deviation
     from normlab.studies.run import Attempt, check_arms
 
     study = _find(name, overrides)
     warn_of_replaced(overrides or [])
     attempt = Attempt(study, results_dir)
     grids = list(attempt.compose(attempt.blocks[0], overrides or []))
-    plugins = [override for override in overrides or [] if override.startswith("plugins=")]
     check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
-    for kind, claims in (("claim", study.claims), ("control", study.controls)):
-        for claim in claims:
-            echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
-            echo(f"  estimator: {claim.estimator.text}")
-            echo(f"  supported if: {claim.criterion.text}")
-            if (deviation := largest_deviation(claim, len(study.claims))) is not None:
-                echo(
-                    f"  power: {GOOD_POWER:.0%} at {claim.effect:g} with {LOOKS[-1]} seeds whose standard deviation is "
-                    f"{deviation:.2g} or less"
-                )
-            else:
-                reason = "no effect is stated" if claim.effect is None else "the estimate is not a contrast"
-                echo(f"  power: unknown, because {reason}")
+    for claim in study.claims:
+        _print_claim("claim", claim, study)
+    for claim in study.controls:
+        _print_claim("control", claim, study)
     for grid, _, composed in grids:
-        configs = [config for _, config in composed]
-        tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
-        echo(f"grid {grid.name}: {counted(len(configs), 'run')}, {tokens:,} tokens, for the choosing seeds")
-        echo("  " + " ".join([grid.command, *map(shlex.quote, plugins)]))
+        tokens = 0
+        for _, config in composed:
+            tokens += config.train.steps * config.train.batch_size * config.model.context
+        echo(f"grid {grid.name}: {counted(len(composed), 'run')}, {tokens:,} tokens, for the choosing seeds")
+        echo("  " + " ".join([grid.command, *map(shlex.quote, _plugins_in(overrides))]))
     echo(f"criterion {study.criterion_hash()}")
+
+
+def _print_claim(kind: str, claim: Claim, study: Study) -> None:
+    """Print a claim or control, with its criterion and its power."""
+    from normlab.studies.base import LOOKS
+    from normlab.studies.power import GOOD_POWER, largest_deviation
+
+    source = f" ({claim.source})" if claim.source else ""
+    echo(f"{kind} {claim.name}: {claim.text}{source}")
+    echo(f"  estimator: {claim.estimator.text}")
+    echo(f"  supported if: {claim.criterion.text}")
+    deviation = largest_deviation(claim, len(study.claims))
+    if deviation is not None:
+        echo(
+            f"  power: {GOOD_POWER:.0%} at {claim.effect:g} with {LOOKS[-1]} seeds whose standard deviation is "
+            f"{deviation:.2g} or less"
+        )
+    elif claim.effect is None:
+        echo("  power: unknown, because no effect is stated")
+    else:
+        echo("  power: unknown, because the estimate is not a contrast")
 
 
 @study_app.command()
@@ -130,9 +146,14 @@ def replicate(
     if seeds == "fresh":
         study = _find(name, overrides)
         reported, _ = read_report(study, folder_of(results_dir, study))
-        first = REPLICATION + max((each.first_seed for each in reported if each.setting == setting), default=0)
-        started = [each for each in attempts_of(study, results_dir) if each.setting == setting and each.first_seed]
-        if unfinished := [each.first_seed for each in started if not is_finished(each)]:
+        last = max((attempt.first_seed for attempt in reported if attempt.setting == setting), default=0)
+        first = last + REPLICATION
+        # The attempt on the seeds from 0 is the study itself, and no replication.
+        unfinished: list[int] = []
+        for attempt in attempts_of(study, results_dir):
+            if attempt.setting == setting and attempt.first_seed and not is_finished(attempt):
+                unfinished.append(attempt.first_seed)
+        if unfinished:
             first = unfinished[-1]
             echo(f"resuming the replication on the seeds from {first} on")
     if first < REPLICATION or first % REPLICATION:
@@ -164,8 +185,10 @@ def _test(
     if setting not in study.settings:
         raise ConfigError("--setting: " + unknown("setting", setting, study.settings))
     attempt = Attempt(study, results_dir, setting, first_seed)
-    composed = [each for _, _, grid in attempt.compose(attempt.blocks[0], overrides or []) for each in grid]
+    composed = [run for _, _, grid in attempt.compose(attempt.blocks[0], overrides or []) for run in grid]
+    # Arms that differ in compute are an error before anything trains.
     check_arms(study, [config for _, config in composed])
+    # A block that `verify` rejects is trained all the same, and its verdicts are void.
     checks = verify_blocks([] if dry_run else composed)
     for block, problem in checks.failed.items():
         warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
@@ -177,7 +200,8 @@ def _test(
             if dry_run:
                 is_completed &= all_completed(grid.sweep.folder, grid.sweep.plan.runs)
                 continue
-            if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
+            code = train_planned(grid.sweep, grid.options, retry_failed=retry_failed)
+            if code:
                 return code
             of_sweep = replace(checks, sweep=grid.sweep.folder.name)
             write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(of_sweep)))
@@ -211,13 +235,13 @@ def _report(study: Study, results_dir: str) -> None:
     attempts = attempts_of(study, results_dir)
     for attempt in attempts:
         attempt.check_plans()
-    found = [(attempt, read_evidence(attempt)) for attempt in attempts]
-    tested, page = write_report(study, found, folder_of(results_dir, study))
-    for each in tested:
-        for note in each.verdicts.notes:
-            warn(f"{each.label}: {note}")
-        for judgement in each.verdicts.claims:
-            echo(f"{each.label}: {judgement.sentence}")
-        for judgement in each.verdicts.controls:
-            echo(f"{each.label}: control {judgement.sentence}")
+    evidence = [(attempt, read_evidence(attempt)) for attempt in attempts]
+    tested, page = write_report(study, evidence, folder_of(results_dir, study))
+    for test in tested:
+        for note in test.verdicts.notes:
+            warn(f"{test.label}: {note}")
+        for judgement in test.verdicts.claims:
+            echo(f"{test.label}: {judgement.sentence}")
+        for judgement in test.verdicts.controls:
+            echo(f"{test.label}: control {judgement.sentence}")
     echo(str(page))

@@ -82,14 +82,7 @@ def summarize(
 
     options = {"--by": by, "--against": against, "--target": target, "--columns": columns, "--test": test}
     set_options = [name for name, value in options.items() if value is not None]
-    if over is not None and test is None:
-        raise ConfigError("--over: has no effect without --test; add, for example, --test interaction")
-    if runs and set_options:
-        raise ConfigError(f"{', '.join(set_options)}: has no effect with --runs; leave out one or the other")
-    # A test takes the factors and the baseline, but has no columns of cells.
-    unused = [name for name in set_options if name in ("--target", "--columns")]
-    if test and unused:
-        raise ConfigError(f"{', '.join(unused)}: has no effect with --test; leave out one or the other")
+    _reject_unused(set_options, over, test, runs=runs)
     selection = select_runs(paths or (), results_dir)
     # Only a sweep has cells by itself; an option about cells makes them of any runs.
     if runs or not (set_options or selection.name):
@@ -111,6 +104,18 @@ def summarize(
     echo(text, keep="\n")
     for warning in table.warnings:
         warn(warning)
+
+
+def _reject_unused(set_options: Sequence[str], over: str | None, test: str | None, *, runs: bool) -> None:
+    """Reject options that have no effect with other options."""
+    if over is not None and test is None:
+        raise ConfigError("--over: has no effect without --test; add, for example, --test interaction")
+    if runs and set_options:
+        raise ConfigError(f"{', '.join(set_options)}: has no effect with --runs; leave out one or the other")
+    # A test takes the factors and the baseline, but has no columns of cells.
+    unused = [name for name in set_options if name in ("--target", "--columns")]
+    if test and unused:
+        raise ConfigError(f"{', '.join(unused)}: has no effect with --test; leave out one or the other")
 
 
 def _print_runs(selection: Selection, where: Sequence[str], format: str) -> None:

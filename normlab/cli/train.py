@@ -79,15 +79,19 @@ def train_one(config: RunConfig, settings: RuntimeSettings) -> int:
         record = RunRecord.load(outcome.folder)
         if outcome.already_ended:
             name = record.outcome or outcome.state
+            ending = f"{name} at step {record.status.step}"
             loss, _ = final_losses(name, record.status.val_loss)
-            ending = "" if loss is None else f", validation loss {format_loss(loss)}"
-            echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
-        if (divergence := record.status.diverged) is not None:
+            if loss is not None:
+                ending += f", validation loss {format_loss(loss)}"
+            echo(f"{ending}: nothing to do (run.fresh=true starts another run)")
+        divergence = record.status.diverged
+        if divergence is not None:
             echo(f"diverged at step {divergence.step}: {divergence}")
         if outcome.state == "interrupted":
             echo(f"interrupted at step {record.status.step}: the same command resumes it")
         echo(os.path.relpath(outcome.folder.path))
     finally:
+        # Also after an error or a signal: the followers send what the run has recorded so far.
         wait_for_followers()
     return 128 + outcome.signal if outcome.signal else 0
 
@@ -128,10 +132,12 @@ def sweep(
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    # A primary config of the user may vary options itself.
     if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
         raise ConfigError("sweep: varies no option; give one several values, such as norm=rmsnorm,layernorm seed=0,1")
     warn_of_replaced(texts)  # before errors, which it may explain
     code = 0
+    # After a search, the plan of the seeds depends on the results of the trials, so that plans come one by one.
     search = Search(texts, configs, show_progress, extend=extend)
     while planned := search.next_plan():
         print_plan(planned, planned.options, with_packs=dry_run)
@@ -141,7 +147,8 @@ def sweep(
         report_uploads(planned.folder, planned.plan)
         if code == 1:  # a pack has failed, and there was no signal
             retry = _retry_command(texts, config_dir, config_name, extend=extend)
-            if reason := reason_search_stops(planned.plan, retry):
+            reason = reason_search_stops(planned.plan, retry)
+            if reason:
                 echo(reason)
         if code:
             return code

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
@@ -58,15 +59,13 @@ def verify(
 
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
-    from itertools import chain
-
     import torch
 
     from normlab.config.compose import UserConfigs, norm_presets
     from normlab.hf.checks import verify_folder
     from normlab.hf.folder import is_model
     from normlab.report.tables import render
-    from normlab.verify.selection import checks_of_catalogue, verdict
+    from normlab.verify.selection import checks_of_catalogue
 
     texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     # A path may have a "=", so that only an argument that names no file can be an override.
@@ -84,8 +83,11 @@ def verify(
         checks = _checks_of_overrides(texts, configs, config_name)
     else:
         checks = checks_of_catalogue(norm_presets())
-    results = list(checks) if json else _print_checks(checks)
-    echo(render([asdict(check) for check in results], "json") if json else verdict(results), keep="\n")
+    if json:
+        results = list(checks)
+        echo(render([asdict(check) for check in results], "json"), keep="\n")
+    else:
+        results = _print_checks(checks)
     if not all(check.passed for check in results):
         return 1
     return 2 if problems else 0
@@ -135,11 +137,12 @@ def _checks_of_overrides(texts: Sequence[str], configs: UserConfigs, config_name
 
 
 def _print_checks(checks: Iterable[Check]) -> list[Check]:
-    """Print each check as soon as its result is known, and return all checks.
+    """Print each check as soon as its result is known, then the verdict; return all checks.
 
     A wrong formula fails all of its checks with the same message, so the failures that repeat one come last, in a line.
     """
     from normlab.analysis.phrases import name_some
+    from normlab.verify.selection import verdict
 
     results: list[Check] = []
     failures = defaultdict[tuple[str, str], list[str]](list)
@@ -158,4 +161,5 @@ def _print_checks(checks: Iterable[Check]) -> list[Check]:
             subjects = name_some(list(dict.fromkeys(repeated)))
             more = counted(len(repeated), "more check")
             echo(f"FAIL  {more} with the error of {first}: {claim}  (of {subjects})")
+    echo(verdict(results), keep="\n")
     return results

@@ -37,7 +37,8 @@ class Task:
 
 def follow_training(runs: Sequence[Path], wandb: str) -> None:
     """Start a follower for the runs that this process trains, unless `tracking.wandb` or W&B's mode forbids it."""
-    if (mode := mode_of(wandb)) is None:
+    mode = mode_of(wandb)
+    if mode is None:
         return
     task = Task(runs=runs, mode=mode, process=os.getpid())
     try:
@@ -70,16 +71,21 @@ def wait_for_followers() -> None:
     for task, follower in _started:
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             follower.wait(timeout=max(0.0, deadline - time.monotonic()))
-        for line in upload_lines(task.runs, list(map(os.path.relpath, task.runs))):
+        for line in upload_lines(task.runs, [os.path.relpath(run) for run in task.runs]):
             notify(line)
     _started.clear()
 
 
 def report_uploads(sweep: Path, plan: Plan) -> None:
     """Wait at most `WAIT_S` for the followers of a sweep's runs, and print what W&B has of these runs."""
-    runs = [folder.path for run in plan.runs if (folder := run_of(sweep, run)).exists()]
+    runs: list[Path] = []
+    for run in plan.runs:
+        folder = run_of(sweep, run)
+        if folder.exists():
+            runs.append(folder.path)
     if not runs or mode_of(plan.runs[0].config["tracking"]["wandb"]) is None:
         return
+    # The followers are processes of the workers, so that only their files tell when they end.
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and not all(map(has_ended, runs)):
         time.sleep(0.1)

@@ -63,11 +63,12 @@ class Console:
             if row["kind"] == "train":
                 self._latest |= {"loss": row["loss"], "lr": row["lr"]}
             elif row["kind"] == "pace":
-                speed = row["tokens_per_s"]
-                speeds = {"tok/s": speed, "flop/s": self._compute.flops(speed), "mfu": self._compute.mfu(speed)}
-                self._latest |= {name: value for name, value in speeds.items() if value is not None}
+                self._set_speed(row["tokens_per_s"])
             else:
-                self._latest |= {name: row[key] for name, key in _LOSSES.items() if key in row}
+                for name, key in _LOSSES.items():
+                    if key in row:
+                        self._latest[name] = row[key]
+                # A plain line for each evaluation; the moving line is drawn below, with the newest numbers.
                 if not self._is_terminal:
                     self._print_line(now)
         if self._pace_start is None and "loss" in self._latest:
@@ -77,18 +78,32 @@ class Console:
         elif not self._is_terminal and self._is_due():
             self._print_line(now)
 
+    def _set_speed(self, tokens_per_s: float) -> None:
+        """Store the speed in each unit in which it is known."""
+        speeds = {
+            "tok/s": tokens_per_s,
+            "flop/s": self._compute.flops(tokens_per_s),
+            "mfu": self._compute.mfu(tokens_per_s),
+        }
+        for name, speed in speeds.items():
+            if speed is not None:
+                self._latest[name] = speed
+
     def finish(self, status: Status) -> None:
+        """Print the outcome of a run, with its last loss and what that means."""
         if self._is_terminal:
             self._draw(time.monotonic(), end="\n")
         outcome, loss = status.outcome, status.val_loss
-        at = status.step if status.diverged is None else status.diverged.step
-        line = f"{outcome or status.state} at step {at}/{status.steps}"
+        step = status.step if status.diverged is None else status.diverged.step
+        line = f"{outcome or status.state} at step {step}/{status.steps}"
         if loss is not None and status.state == DIVERGED:
             line += f"  last val {format_loss(loss)}"
         elif loss is not None and self._corpus is not None:
             references = self._corpus.references(status.initial_val_loss)
             meaning = explain_loss(outcome, loss, status.best_val_loss, references)
-            line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
+            line += f"  val {format_loss(loss)}"
+            if meaning and math.isfinite(loss):
+                line += f", {meaning}"
         self._print(line)
 
     def _draw(self, now: float, end: str = "\r") -> None:
@@ -113,6 +128,7 @@ class Console:
     def _line(self, now: float) -> str:
         numbers = dict(self._latest)
         if self._pace_start and self._step > self._pace_start[0]:
+            # The remaining steps take as long as those since the first rows.
             first_step, first_time = self._pace_start
             numbers["left"] = (self._steps - self._step) * (now - first_time) / (self._step - first_step)
         parts = [form(numbers[name]) for name, form in _FORMS.items() if name in numbers]
@@ -170,18 +186,29 @@ _FORMS: dict[str, Callable[[float], str]] = {
 
 
 def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the header, each with its label."""
     config, resolved, read = run["config"], run["resolved"], corpus.read
     norm, model = config["norm"], config["model"]
-    yield "run", run["run_id"] + (f" ({run['name']})" if run["name"] != run["run_id"] else "")
+    title = run["run_id"]
+    if run["name"] != run["run_id"]:
+        title += f" ({run['name']})"
+    yield "run", title
     yield "norm", f"{norm['preset'] or norm['name']}, placement {config['placement']['name']}"
-    devices = f"{resolved['devices']} x " if resolved["devices"] > 1 else ""
-    device = f"{devices}{resolved['device']} {resolved['precision']}"
+    device = f"{resolved['device']} {resolved['precision']}"
+    if resolved["devices"] > 1:
+        device = f"{resolved['devices']} x {device}"
     yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
     baselines = ", ".join(f"{kind} {run['corpus']['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
     yield "corpus", f"{corpus.name}: {baselines} nats/token"
+    # The text of the standard library is always the same, so only a user's text is described.
     if DATA.get(corpus.name, HubData).counts_documents and read.documents:
-        removed = {"empty": read.empty, "null": read.null}
-        without = [f"{count:,} {what}" for what, count in removed.items() if count]
-        yield "text", counted(read.documents, "document", ",") + (f", without {', '.join(without)}" if without else "")
+        text = counted(read.documents, "document", ",")
+        removed: list[str] = []
+        for kind, count in (("empty", read.empty), ("null", read.null)):
+            if count:
+                removed.append(f"{count:,} {kind}")
+        if removed:
+            text += f", without {', '.join(removed)}"
+        yield "text", text
     if first_step:
         yield "resumes", f"from step {first_step}"

@@ -70,21 +70,26 @@ class Follower:
                         self._end(run)
                 except Exception as error:
                     self._fail(run, describe(error))
-            pause = min(RETRY_S * 2**failures, LONGEST_RETRY_S) if self._failures > failures else PAUSE_S
-            time.sleep(pause if self._left else 0)
+            pause = PAUSE_S
+            if self._failures > failures:
+                pause = min(RETRY_S * 2**failures, LONGEST_RETRY_S)
+            if self._left:
+                time.sleep(pause)
 
     def _fail(self, run: FollowedRun, problem: str) -> None:
         """Start all runs again, or give up if they have ended some time ago."""
         if self._task.until_end and time.monotonic() <= self._last_try_at:
             self._failures += 1
-            for each in self._left:  # they start again, at the step that the server has
-                each.wandb = each.steps = None
+            # They start again, at the step that the server has.
+            for followed in self._left:
+                followed.wandb = followed.steps = None
             restart_client()
             return
         # What two runs in turn have is a problem of the server: the others would wait for it too.
-        given_up, self._problem = self._left if problem == self._problem else [run], problem
-        for each in list(given_up):
-            self._end(each, problem)
+        given_up = list(self._left) if problem == self._problem else [run]
+        self._problem = problem
+        for followed in given_up:
+            self._end(followed, problem)
 
     def _advance(self, run: FollowedRun) -> bool:
         """Send the new steps of a run, and return whether that is all there is."""
@@ -109,10 +114,17 @@ class Follower:
         return True
 
     def _start(self, folder: RunFolder) -> WandbRun:
+        """Start a run at W&B with the labels of its sweep: that of the task, or else the one that trained it."""
         run, sweep = folder.run(), self._task.sweep
-        if sweep is None and (name := RunRecord.load(folder).run.pack.sweep) is not None:
-            sweep = sweep_folder(folder.path.parent.parent, name)
-        labels = labels_of(run, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
+        if sweep is None:
+            name = RunRecord.load(folder).run.pack.sweep
+            if name is not None:
+                sweep = sweep_folder(folder.path.parent.parent, name)
+        plan = None
+        if sweep is not None and has_plan(sweep):
+            plan = read_plan(sweep)
+        labels = labels_of(run, plan)
+        # A run that trains goes on, so that sync must not end it at W&B.
         may_end = self._task.until_end or not folder.is_active()
         return WandbRun(folder.path, run, labels, self._mode, self._task.process, may_end=may_end)
 
@@ -127,7 +139,11 @@ class Follower:
 
 
 def describe(error: Exception) -> str:
-    return one_line(error if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}")[:300]
+    """Return an error in a line for the user; one that is not ours with its type, because its text may be short."""
+    message = str(error)
+    if not isinstance(error, NormlabError):
+        message = f"{type(error).__name__}: {error}"
+    return one_line(message)[:300]
 
 
 def write_problem(run: Path, problem: str) -> None:
@@ -155,9 +171,12 @@ def main(task: Task) -> int:
 
 
 def _read_task() -> Task:
+    """Return the task that `background.start_follower` has written as JSON, where paths are texts."""
     content: dict[str, Any] = json.load(sys.stdin)
-    paths = {"runs": list(map(Path, content["runs"])), "sweep": content["sweep"] and Path(content["sweep"])}
-    return Task(**content | paths)
+    content["runs"] = [Path(run) for run in content["runs"]]
+    if content["sweep"] is not None:
+        content["sweep"] = Path(content["sweep"])
+    return Task(**content)
 
 
 if __name__ == "__main__":
@@ -166,5 +185,6 @@ if __name__ == "__main__":
     with contextlib.suppress(OSError):  # Linux may divide the cores among sessions, and has a niceness for each
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
-    if code := main(_read_task()):
+    code = main(_read_task())
+    if code:
         os._exit(code)  # W&B's client would wait for a server that is gone; its process ends with this one

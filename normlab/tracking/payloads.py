@@ -83,20 +83,29 @@ class StepReader:
                 if step >= self._first:
                     numbers = {key: float(values[index]) for key, values in columns.items()}
                     self._by_step.setdefault(step, {}).update(numbers)
-        before = math.inf if state in COMPLETED_STATES else self._complete
-        steps = [(step, self._by_step.pop(step)) for step in sorted(self._by_step) if step < before]
+        # A completed run adds nothing, so that its last step is complete too.
+        end = math.inf if state in COMPLETED_STATES else self._complete
+        steps: list[tuple[int, Payload]] = []
+        for step in sorted(self._by_step):
+            if step < end:
+                steps.append((step, {"train/tokens": step * self._tokens, **self._by_step.pop(step)}))
         if steps:
             self._first = steps[-1][0] + 1
-        return [(step, {"train/tokens": step * self._tokens, **numbers}) for step, numbers in steps]
+        return steps
 
 
 def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
     """Return the numbers of a row by key: model FLOP/s in 10^12, MFU from 0 to 1."""
-    numbers = {name: row[key] for key, name in ROW_KEYS[row["kind"]].items() if key in row}
-    if (tokens_per_s := numbers.get("perf/tokens_per_s")) is not None:
-        mfu = compute.mfu(tokens_per_s)
+    numbers: Payload = {}
+    for key, name in ROW_KEYS[row["kind"]].items():
+        if key in row:
+            numbers[name] = row[key]
+    tokens_per_s = numbers.get("perf/tokens_per_s")
+    if tokens_per_s is not None:
         numbers["perf/tflops_per_s"] = compute.flops_per_token * tokens_per_s / 1e12
-        numbers |= {} if mfu is None else {"perf/mfu": mfu}
+        mfu = compute.mfu(tokens_per_s)
+        if mfu is not None:  # the peak of the device is known
+            numbers["perf/mfu"] = mfu
     return numbers
 
 
@@ -112,6 +121,7 @@ def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
             continue
         key = f"{statistic.of}/{name}"
         if statistic.sent == LARGEST:
+            # One number for a step: the largest over the sites, and over the layers if there are any.
             largest = [values for site, values in by_site.items() if site.endswith(statistic.sent_sites)]
             if largest:
                 stacked = np.stack(largest)
@@ -119,12 +129,16 @@ def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
             continue
         for site, values in by_site.items():
             key_of_site = f"{key}/{printable(site)}" if site else key
-            if statistic.sent == ONE:
-                columns[key_of_site] = values if values.ndim == 1 else values[:, -1]
+            if statistic.sent == ONE and values.ndim == 1:
+                columns[key_of_site] = values
+            elif statistic.sent == ONE:
+                columns[key_of_site] = values[:, -1]
             else:
+                # Evenly spaced layers, the first and the last among them.
                 layers = np.flatnonzero(layers_of(profiles, name)[site])
                 chosen = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
-                columns |= {f"{key_of_site}/L{layer:02d}": values[:, layer] for layer in layers[chosen]}
+                for layer in layers[chosen]:
+                    columns[f"{key_of_site}/L{layer:02d}"] = values[:, layer]
     return columns
 
 
@@ -145,15 +159,19 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
     content of run.json.
     """
     config = run["config"]
-    overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []
+    overrides: list[str] = []
+    if plan is not None:
+        overrides = next((list(planned.overrides) for planned in plan.runs if planned.run_id == run["run_id"]), [])
     norm = config["norm"]["preset"] or config["norm"]["name"]
     depth = f"model.depth={config['model']['depth']}"
     configuration = [f"norm={norm}", f"placement={config['placement']['name']}", depth]
-    job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
-    given_name = None if run["name"] == run["run_id"] else run["name"]
+    job_type = [override for override in overrides if override.partition("=")[0] not in ("seed", "data.seed")]
+    job_type = job_type or configuration
+    # A run without a name of its own has its id there.
+    given_name = "" if run["name"] == run["run_id"] else run["name"]
     return {
         "name": printable(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
-        "group": plan and _shortened(plan.name, LONGEST_NAME),
+        "group": None if plan is None else _shortened(plan.name, LONGEST_NAME),
         "job_type": _shortened(" ".join(job_type), LONGEST_TAG),
         "tags": list(dict.fromkeys(_shortened(tag, LONGEST_TAG) for tag in overrides or configuration)),
     }
@@ -172,6 +190,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
+    """Return the results of a run that W&B shows in its table of runs, without those that it lacks."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:

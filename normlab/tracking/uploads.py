@@ -29,9 +29,13 @@ NOT_SENT = "no process sends it, or none can write to its folder"
 
 def mode_of(wandb: str) -> str | None:
     """Return the mode for a value of `tracking.wandb`: auto, online or offline; None if the run is not sent."""
-    mode = current_name(os.environ.get("WANDB_MODE") or wandb) if wandb == "auto" else wandb
-    is_sent = mode not in ("off", "disabled") and (wandb != "auto" or mode == "offline" or may_have_login())
-    return mode if is_sent else None
+    if wandb != "auto":
+        return wandb if wandb != "off" else None
+    # W&B's own variable decides only if the run has no mode; without a login, only an offline run writes anything.
+    mode = current_name(os.environ.get("WANDB_MODE") or "auto")
+    if mode in ("off", "disabled"):
+        return None
+    return mode if mode == "offline" or may_have_login() else None
 
 
 def current_name(mode: str) -> str:
@@ -81,8 +85,10 @@ class Upload:
             raise io_error(path, "read", error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        # The folder is a copy of another run's, or was renamed.
         if run_id != run.name:
             return cls()
+        # The text is printed as an address, and may be someone else's.
         is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
         if not (is_place and isinstance(upload.problem, str)):
             raise _damaged(path, "it holds no place of a run at W&B")
@@ -171,4 +177,6 @@ def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 def _shown(run: Path, where: str) -> str:
     """Return the address of a run, or the command for the files in its folder."""
-    return f"`wandb sync {shlex.quote(os.path.relpath(run))}/wandb/offline-run-*`" if where == WANDB else where
+    if where != WANDB:
+        return where
+    return f"`wandb sync {shlex.quote(os.path.relpath(run))}/wandb/offline-run-*`"

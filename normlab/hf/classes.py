@@ -50,20 +50,30 @@ class StoredTensor:
     @property
     def shape(self) -> list[int]:
         """The shape of the tensor of the class."""
-        shape = [sum(each[0] for each in self.shapes), *self.shapes[0][1:]]
-        return shape[::-1] if self.is_transposed else shape
+        rows = sum(shape[0] for shape in self.shapes)
+        shape = [rows, *self.shapes[0][1:]]
+        if self.is_transposed:
+            shape.reverse()
+        return shape
 
     def join(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the tensor of the class; a parameter that the model lacks counts as 0."""
-        pairs = zip(self.parameters, self.shapes, strict=True)
-        joined = torch.cat([parameters[name] if name in parameters else torch.zeros(shape) for name, shape in pairs])
-        joined = joined + self.offset if self.offset else joined  # adding 0 would change -0
-        return (joined.T if self.is_transposed else joined).contiguous()
+        parts: list[Tensor] = []
+        for name, shape in zip(self.parameters, self.shapes, strict=True):
+            parts.append(parameters[name] if name in parameters else torch.zeros(shape))
+        joined = torch.cat(parts)
+        if self.offset:  # adding 0 would change -0
+            joined = joined + self.offset
+        if self.is_transposed:
+            joined = joined.T
+        return joined.contiguous()
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of normlab that a tensor of the class holds."""
-        tensor = tensor.T if self.is_transposed else tensor
-        tensor = tensor - self.offset if self.offset else tensor
+        if self.is_transposed:
+            tensor = tensor.T
+        if self.offset:
+            tensor = tensor - self.offset
         yield from zip(self.parameters, tensor.split([shape[0] for shape in self.shapes]), strict=True)
 
 
@@ -106,10 +116,14 @@ class NativeClass:
     def reason(self, config: RunConfig) -> str:
         """Return why the class does not compute a model although its options fit; empty if it does."""
         ours = flatten_options(config)
-        needed = {name: of(config) for name, of in self.derived.items()}
-        wrong = [name for name, value in needed.items() if not math.isclose(ours[name], value, rel_tol=1e-12)]
-        each = " and ".join(f"{name}={needed[name]!r}, not {ours[name]:g}" for name in wrong)
-        return each and f"with this width and these heads the class has {each}"
+        wrong: list[str] = []
+        for name, compute in self.derived.items():
+            needed = compute(config)
+            if not math.isclose(ours[name], needed, rel_tol=1e-12):
+                wrong.append(f"{name}={needed!r}, not {ours[name]:g}")
+        if not wrong:
+            return ""
+        return f"with this width and these heads the class has {' and '.join(wrong)}"
 
     def write_options(self, config: RunConfig) -> dict[str, Any]:
         """Return the options of the class, besides those of the tokenizer, for a model that it computes."""
@@ -130,8 +144,11 @@ class NativeClass:
                 raise ConfigError(f"has no {name}")
             if not isinstance(value, int | float | None):
                 raise ConfigError(f"{name}={value!r:.60}: must be a number")
-            texts += [] if value is None else [f"{option}={_text(value)}"]
-        texts += [f"{name}={of(compose_run(texts))!r}" for name, of in self.derived.items()]
+            if value is not None:
+                texts.append(f"{option}={_text(value)}")
+        # The class computes these options from others, so that config.json has no number for them.
+        model = compose_run(texts)
+        texts += [f"{name}={compute(model)!r}" for name, compute in self.derived.items()]
         config = compose_run(texts)
         for name, value in self.fixed(config).items():
             theirs, needed = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
@@ -139,7 +156,8 @@ class NativeClass:
                 raise ConfigError(f"has no {name}; {needed}")
             if theirs is not None and theirs != value and name not in NOT_READ:
                 raise ConfigError(f"{name}={_text(theirs):.60}: {needed}")
-        if different := self.differences(config):
+        different = self.differences(config)
+        if different:
             raise ConfigError(f"{', '.join(different)}: {self.name} does not compute it")
         return texts, config
 
@@ -151,17 +169,21 @@ class NativeClass:
         sizes |= {"tokens": vocab_size, "head": vocab_size}
         for layer in range(model.depth):
             for name, modules in self.linears.items():
-                full, ours = f"{self.blocks}.{layer}.{name}", [f"blocks.{layer}.{module}" for module in modules]
-                rows = [sizes.get(module.rpartition(".")[2], model.width) for module in modules]
-                columns = model.mlp_width if modules == ("mlp.down",) else model.width
-                weights, shapes = tuple(f"{each}.weight" for each in ours), tuple((each, columns) for each in rows)
+                full = f"{self.blocks}.{layer}.{name}"
+                ours = [f"blocks.{layer}.{module}" for module in modules]
+                # (outputs, inputs): all linear layers but those of the MLP have the width on both sides.
+                outputs = [sizes.get(module.rpartition(".")[2], model.width) for module in modules]
+                inputs = model.mlp_width if modules == ("mlp.down",) else model.width
+                weights = tuple(f"{module}.weight" for module in ours)
+                shapes = tuple((rows, inputs) for rows in outputs)
                 yield StoredTensor(f"{full}.weight", weights, shapes, self.transposes)
                 if self.has_biases:
-                    biases = tuple(f"{each}.bias" for each in ours)
-                    yield StoredTensor(f"{full}.bias", biases, tuple((each,) for each in rows))
+                    biases = tuple(f"{module}.bias" for module in ours)
+                    yield StoredTensor(f"{full}.bias", biases, tuple((rows,) for rows in outputs))
             for name, module in self.norms.items():
-                is_of_head = "qk_norms" in module and model.qk_norm == "head"
-                width = model.width // (model.heads if is_of_head else 1)
+                width = model.width
+                if "qk_norms" in module and model.qk_norm == "head":
+                    width = model.width // model.heads
                 yield from self._norm(config, f"{self.blocks}.{layer}.{name}", f"blocks.{layer}.{module}", width)
             for name in self.ones:
                 yield StoredTensor(f"{self.blocks}.{layer}.{name}", (ONE,), ((1,),), offset=1.0)
@@ -169,6 +191,7 @@ class NativeClass:
             if module == "head.close":
                 yield from self._norm(config, name, module, model.width)
             elif module != "head" or not model.tie_embeddings:
+                # With tied embeddings, the head is no tensor of its own.
                 shape = (sizes[module.rpartition(".")[2]], model.width)
                 yield StoredTensor(f"{name}.weight", (f"{module}.weight",), (shape,))
 
@@ -186,18 +209,26 @@ def differences(config: RunConfig, other: RunConfig, free: Sequence[str] = ()) -
 
     Options in `free` may differ. Of another norm or placement, only the name is returned.
     """
-    ours, theirs = map(flatten_options, (config, other))
+    ours, theirs = flatten_options(config), flatten_options(other)
     names = [name for name in {**ours, **theirs} if name.startswith(("norm.", "placement.", "model."))]
+    # Another norm has other options, so that a comparison of these would say nothing.
     for part in ("norm.", "placement."):
         if ours[f"{part}name"] != theirs[f"{part}name"]:
             names = [name for name in names if not name.startswith(part) or name == f"{part}name"]
-    return [
-        f"{each}={_text(ours.get(each))}" for each in names if each not in free and ours.get(each) != theirs.get(each)
-    ]
+    different: list[str] = []
+    for name in names:
+        if name not in free and ours.get(name) != theirs.get(name):
+            different.append(f"{name}={_text(ours.get(name))}")
+    return different
 
 
 def _text(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as an override has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _with_rotation(options: Options) -> Options:
@@ -209,7 +240,9 @@ def _with_rotation(options: Options) -> Options:
     rotation: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):
         part = options.get(name) or {}
-        part = part.get("full_attention", part) if isinstance(part, dict) else part
+        # Classes with sliding windows have a rotation for each kind of layer.
+        if isinstance(part, dict):
+            part = part.get("full_attention", part)
         is_plain = isinstance(part, dict) and not {*part} - {"rope_theta", "rope_type", "type"}
         if not is_plain or part.get("rope_type", part.get("type", "default")) != "default":
             raise ConfigError(f"{name}={part!s:.100}: normlab has only rope_type=default")
@@ -265,7 +298,9 @@ def _rotations(config: RunConfig, **options: Any) -> dict[str, Any]:
 
 def _gemma(config: RunConfig) -> dict[str, Any]:
     model = config.model
-    return (_rotations if model.qk_norm == "head" else _kinds_of_layers)(
+    # Gemma 3 has norms of q and k, and a rotation for each kind of layer; Gemma 2 has neither.
+    make_options = _rotations if model.qk_norm == "head" else _kinds_of_layers
+    return make_options(
         config, hidden_activation="silu", query_pre_attn_scalar=model.width // model.heads,
         use_bidirectional_attention=False,
     )  # fmt: skip
@@ -357,14 +392,16 @@ def class_of(config: RunConfig) -> NativeClass:
     Raises:
         ConfigError: None does; the message names the nearest one and in what it differs.
     """
-    different = {each.name: each.differences(config) for each in CLASSES}
-    nearest = min(CLASSES, key=lambda each: (len(different[each.name]), bool(each.reason(config))))
-    reason = ", ".join(different[nearest.name]) or nearest.reason(config)
+    different = {native.name: native.differences(config) for native in CLASSES}
+    # Of two classes with equally many differences, one whose computed options fit comes first.
+    nearest = min(CLASSES, key=lambda native: (len(different[native.name]), bool(native.reason(config))))
+    reason = nearest.reason(config)
+    if different[nearest.name]:
+        reason = f"the model differs from it in {', '.join(different[nearest.name])}"
     if not reason:
         return nearest
-    verb = "the model differs from it in " if different[nearest.name] else ""
-    known = ", ".join(each.name for each in CLASSES)
+    known = ", ".join(native.name for native in CLASSES)
     raise ConfigError(
         f"no class of transformers that normlab knows ({known}) computes this model; the nearest is {nearest.name}: "
-        f"{verb}{reason}; train a model without the difference"
+        f"{reason}; train a model without the difference"
     )

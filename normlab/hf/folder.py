@@ -66,24 +66,31 @@ class ModelFolder:
             ConfigError: normlab has no model that computes the same.
             DataError, StoreError: The hub does not have the model, or the file cannot be read.
         """
-        file = (path := _folder(name)) / "config.json"
+        path = _folder(name)
+        file = path / "config.json"
         try:
             check_link(file, path)
             options = from_json(read_at_most(file, LARGEST_CONFIG))
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read ({error}); choose another folder") from error
-        names, end, vocab_size = (options.get(each) for each in ("architectures", "eos_token_id", "vocab_size"))
+        # Without the name of its class, a model has that of its type.
+        names = options.get("architectures")
         class_name = str(names[0] if isinstance(names, list) and names else options.get("model_type"))
-        known = {each.model_type: each for each in CLASSES} | {each.name: each for each in CLASSES}
+        by_type = {native.model_type: native for native in CLASSES}
+        known = by_type | {native.name: native for native in CLASSES}
+        vocab_size = options.get("vocab_size")
         try:
             if class_name not in known:
-                raise ConfigError(unknown("class", f"{class_name:.60}", (each.name for each in CLASSES)))
+                raise ConfigError(unknown("class", f"{class_name:.60}", [native.name for native in CLASSES]))
             if not isinstance(vocab_size, int) or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
                 raise ConfigError(f"vocab_size={vocab_size!r:.60}: must be 1 to {MAX_VOCAB_SIZE}")
             overrides, config = known[class_name].read_options(options)
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}; choose another model") from error
-        end = end[0] if isinstance(end, list) and end else end
+        # Of several tokens that may end a text, the first one is used.
+        end = options.get("eos_token_id")
+        if isinstance(end, list) and end:
+            end = end[0]
         return cls(path, known[class_name], overrides, config, vocab_size, end)
 
     def check(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
@@ -102,10 +109,14 @@ class ModelFolder:
         is_same = isinstance(tokenizer, SubwordTokenizer) and tokenizer.definition == definition
         is_same = is_same or tokenizer_json(tokenizer) == definition
         different = differences(config, self.config, SAME_FUNCTION)
-        if (context := self.config.model.context) < config.model.context:
+        # A run with a shorter context takes the first of the learned positions.
+        context = self.config.model.context
+        if context < config.model.context:
             different.append(f"model.context={config.model.context} (at most {context})")
         if different:
-            overrides = [*self.overrides, *([] if is_same else [f"data.tokenizer={file}"])]
+            overrides = list(self.overrides)
+            if not is_same:
+                overrides.append(f"data.tokenizer={file}")
             needed = f"holds another model than {', '.join(different)}; set {' '.join(overrides)}"
             raise ConfigError(f"train.start_from={self.path}: {needed}")
         if not is_same:
@@ -122,14 +133,17 @@ class ModelFolder:
         Raises:
             ConfigError: The model lacks a token.
         """
-        tokens_V, warnings = self._tokens(tokenizer), list[str]()
-        if (largest := int(tokens_V.max())) >= self.vocab_size:
+        tokens_V = self._tokens(tokenizer)
+        largest = int(tokens_V.max())
+        if largest >= self.vocab_size:
             raise ConfigError(
                 f"{self.path}: its tokenizer has a token {largest}, and its model vocab_size={self.vocab_size}; choose "
                 "a model that has all tokens"
             )
+        warnings: list[str] = []
         rows = len(tokens_V.unique())
-        if left_out := self.vocab_size - rows:
+        left_out = self.vocab_size - rows
+        if left_out:
             warnings.append(
                 f"{self.path}: has vocab_size={self.vocab_size}, and its tokenizer {rows} of these tokens; normlab "
                 f"drops the {left_out} rows without a token, so each loss is lower than that of transformers by "
@@ -166,12 +180,14 @@ class ModelFolder:
         tokens_V, positions_T = self._tokens(tokenizer), torch.arange(config.model.context)
         rows = {"embed.tokens.weight": tokens_V, "head.weight": tokens_V, "embed.positions.weight": positions_T}
         # The norm of the run, because its unit offset may differ.
-        return {
-            ours: values[rows[ours]] if ours in rows else values.contiguous()
-            for stored, tensor in self.tensors(replace(self.config, norm=config.norm))
-            for ours, values in stored.split(tensor.float())
-            if ours != ONE
-        }
+        weights: dict[str, Tensor] = {}
+        for stored, tensor in self.tensors(replace(self.config, norm=config.norm)):
+            for ours, values in stored.split(tensor.float()):
+                if ours in rows:
+                    weights[ours] = values[rows[ours]]
+                elif ours != ONE:
+                    weights[ours] = values.contiguous()
+        return weights
 
     def tensors(self, config: RunConfig) -> Iterator[tuple[StoredTensor, Tensor]]:
         """Return an iterator over the tensors of the class, which reads the values of one at a time.
@@ -180,19 +196,27 @@ class ModelFolder:
             StoreError: A tensor is missing, superfluous, or of another shape or dtype. The headers of the files tell
                 this before a tensor is read.
         """
-        tensors = StoredTensors(self.path, prefix := f"{self.native.blocks.partition('.')[0]}.")
+        prefix = f"{self.native.blocks.partition('.')[0]}."
+        tensors = StoredTensors(self.path, prefix)
         file = tensors.paths[0]
-        if (depth := config.model.depth) > len(tensors):  # before a long list of tensors is made
+        depth = config.model.depth
+        if depth > len(tensors):  # before a long list of tensors is made
             raise StoreError(
                 f"{file}: has {counted(len(tensors), 'tensor')}, too few for model.depth={depth}; restore a copy"
             )
-        expected = {each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)}
+        expected: dict[str, StoredTensor] = {}
+        for model in self.native.tensors(config, self.vocab_size):
+            expected[model.name.removeprefix(prefix)] = model
         # The model's own tensors first, because the extra ones are compared with them.
         for name, model in expected.items():
-            if problem := _problem(name, tensors, model):
+            problem = _problem(name, tensors, model)
+            if problem:
                 raise StoreError(f"{file}: {problem}; choose another model")
         for name in tensors:
-            if name not in expected and (problem := problem_of_unused(name, tensors, expected, config)):
+            if name in expected:
+                continue
+            problem = problem_of_unused(name, tensors, expected, config)
+            if problem:
                 raise StoreError(f"{file}: {problem}")
         return ((stored, tensors[name]) for name, stored in expected.items())
 

@@ -35,6 +35,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
         made = Definition(models.BPE(_byte_names(), []))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.decoder = decoders.ByteLevel()
+    # The library gives the new token the next number, which has to be the one of the run's model.
     made.add_special_tokens([END_OF_DOCUMENT])
     if made.token_to_id(END_OF_DOCUMENT) != tokenizer.end_of_document:
         raise StoreError("the tokenizer has no free number for the end of a document; export a run with another one")
@@ -45,4 +46,7 @@ def _byte_names() -> dict[str, int]:
     """Return the byte of each character of GPT-2's byte-level alphabet: a visible one is itself, the others follow."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    names = {chr(byte): byte for byte in visible}
+    for index, byte in enumerate(others):
+        names[chr(256 + index)] = byte
+    return names

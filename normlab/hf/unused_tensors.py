@@ -91,7 +91,8 @@ def _substitute(
     """Return what the model computes with in place of a tensor; None if it has nothing in its place."""
     model = config.model
     if name == HEAD:
-        (embedding,) = (each for each in expected if expected[each].parameters == ("embed.tokens.weight",))
+        # The model has tied embeddings: otherwise the head would be one of the expected tensors.
+        (embedding,) = (name for name in expected if expected[name].parameters == ("embed.tokens.weight",))
         remedy = f"set tie_word_embeddings=false in config.json, or delete {HEAD} if it is a leftover"
         text = f"{embedding} (tie_word_embeddings=true)"
         return Substitute(tensors[embedding].float(), text, remedy, source=embedding)

@@ -35,7 +35,8 @@ def weight_files(folder: Path) -> list[Path]:
         )
     files = [folder / WEIGHTS]
     if not os.path.lexists(files[0]):
-        if not os.path.lexists(index := folder / INDEX):
+        index = folder / INDEX
+        if not os.path.lexists(index):
             raise StoreError(f"{folder}: has no {WEIGHTS}; {SAVE}")
         files = [folder / name for name in _names_in_index(index)]
         for file in files:
@@ -71,7 +72,9 @@ def _check_length(file: Path) -> None:
         if not isinstance(offsets, list) or not offsets or type(offsets[-1]) is not int:
             raise ValueError(f"its header has no place of the tensor {name:.60}")
         ends.append(offsets[-1])
-    if size != (declared := 8 + length + max(ends)):
+    # Eight bytes with the length of the header, the header, and the tensors.
+    declared = 8 + length + max(ends)
+    if size != declared:
         raise ValueError(f"has {size} bytes, and its header declares {declared}")
 
 

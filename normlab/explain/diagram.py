@@ -249,7 +249,7 @@ def _edges(node: Node, nodes: Sequence[Node]) -> Iterator[Element]:
         edge = node.x + side * node.size[0] / 2
         turn = source.y - ROW_HEIGHT / 2
         # A branch that ends below the sum leaves its column if other nodes of the column are in the way.
-        is_blocked = any(source.row < other.row <= node.row for other in nodes if other.column == source.column)
+        is_blocked = any(source.row < above.row <= node.row for above in nodes if above.column == source.column)
         corners: list[tuple[float, float]] = []
         if not is_from_below and source.column and is_blocked:
             gap = edge + side * COLUMN_GAP * 0.7
@@ -268,7 +268,7 @@ def _edges(node: Node, nodes: Sequence[Node]) -> Iterator[Element]:
         if node.kind not in ("enter", "leave"):
             kinds.append("arrow")
         yield make("polyline", points=points, class_=" ".join(kinds))
-        is_shared = sum(source in other.inputs for other in nodes) > 1
+        is_shared = sum(source in user.inputs for user in nodes) > 1
         if corners and is_shared:
             yield make("circle", cx=corners[0][0], cy=corners[0][1], r=3, class_="branch")
 

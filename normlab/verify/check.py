@@ -25,14 +25,19 @@ class Check:
     """Whether this machine cannot make the check; `passed` is true then, and `result` is the reason."""
 
     def __str__(self) -> str:
-        state = "skip" if self.skipped else "ok  " if self.passed else "FAIL"
+        state = "ok  " if self.passed else "FAIL"
+        if self.skipped:
+            state = "skip"
         return f"{state}  {self.subject}: {self.claim}  {self.result}".rstrip()
 
 
 def check_equal(subject: str, claim: str, expected: object, actual: object, note: str = "") -> Check:
     """Return the check that two values are equal; the result ends with the note."""
-    result = str(actual) if actual == expected else f"expected {expected}, found {actual}"
-    return Check(subject, claim, actual == expected, f"{result} ({note})" if note else result)
+    is_equal = actual == expected
+    result = str(actual) if is_equal else f"expected {expected}, found {actual}"
+    if note:
+        result += f" ({note})"
+    return Check(subject, claim, is_equal, result)
 
 
 def check_no_problems(subject: str, claim: str, problems: Sequence[str], result: str = "") -> Check:
@@ -60,6 +65,7 @@ class LargestError:
         difference = (actual - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         index = int(difference.argmax())
         error = float(difference[index]) / scale
+        # After a failure without a number, whose error counts as infinite, no comparison is shown.
         if error > self.error and not math.isinf(self.error):
             self.error = error
             if error > self.tolerance:

@@ -81,7 +81,9 @@ def graphs_check(config: RunConfig, subject: str) -> Check:
     except ConfigError as error:
         return Check(subject, claim, passed=False, result=str(error))
     result = f"{counted(len(graphs), 'graph')} at depth {DEPTH}"
-    problems = [] if len(graphs) <= most else [f"expected at most {most} graphs, found {result}: {TOO_MANY_GRAPHS}"]
+    problems: list[str] = []
+    if len(graphs) > most:
+        problems.append(f"expected at most {most} graphs, found {result}: {TOO_MANY_GRAPHS}")
     return check_no_problems(subject, claim, problems, result)
 
 
@@ -120,7 +122,8 @@ def bf16_check(small: SmallModel, subject: str, settings: RuntimeSettings) -> Ch
     largest, relative = LargestError(TOLERANCE), []
     for name, value in expected.items():
         change = max(_size(changed[name] - value) for changed in changes)
-        unit = change + ROUNDOFF / 2 * (_size(value) if name == "the loss" else largest_gradient)
+        size_of_all = _size(value) if name == "the loss" else largest_gradient
+        unit = change + ROUNDOFF / 2 * size_of_all
         largest.compare(actual[name].cpu(), value, name, unit)
         relative.append(unit / max(_size(value), ROUNDOFF * largest_gradient))
     check, percent = largest.check(subject, claim), 100 * median(relative)
@@ -131,6 +134,7 @@ def bf16_check(small: SmallModel, subject: str, settings: RuntimeSettings) -> Ch
 
 
 def _size(value: Tensor) -> float:
+    """Return the largest absolute value."""
     return float(value.abs().max())
 
 
@@ -146,6 +150,7 @@ def _of_formula(small: SmallModel) -> dict[str, Tensor]:
 def _as_trained(small: SmallModel, settings: RuntimeSettings) -> dict[str, Tensor]:
     """Return the loss and gradients of a training step: float32 weights, bf16 autocast, on the device."""
     model = copy.deepcopy(small.gpt).float().to(settings.torch_device)
+    # The small model computes its attention without a fused kernel; a run trains with torch's.
     for module in model.modules():
         if isinstance(module, Attention):
             module.kernel = sdpa
@@ -158,6 +163,7 @@ def _as_trained(small: SmallModel, settings: RuntimeSettings) -> dict[str, Tenso
 
 
 def _targets() -> Tensor:
+    """Return the next token of each, and the first one for the last."""
     return tokens(BATCH, TIME).roll(-1, 1)
 
 

@@ -63,7 +63,8 @@ def measure(config: RunConfig, model: GPT) -> Profile:
     tokens_BT = torch.from_numpy(np.searchsorted(edges, drawn_BT).clip(max=VOCAB_SIZE - 1))
     mean_square: Selection = {"resid": (("resid", lambda view: view.x.double().square().mean((-2, -1))),)}
     output = SingleRun(model, compiled=False).loss(tokens_BT[:, :-1], tokens_BT[:, 1:], mean_square)
-    stream = {column.layer: value.item() for column, value in output.statistics.items()}[len(model.blocks) + 1] ** 0.5
+    by_layer = {column.layer: value.item() for column, value in output.statistics.items()}
+    stream = by_layer[len(model.blocks) + 1] ** 0.5
     ends = [model.get_parameter(f"blocks.{layer}.mlp.down.weight") for layer in (0, len(model.blocks) - 1)]
     first, last = torch.autograd.grad(output.loss, ends, materialize_grads=True)
     return Profile(len(model.blocks), stream, first.double().norm().item(), last.double().norm().item())
@@ -85,12 +86,17 @@ class Law(NamedTuple):
 
 def power_of_depth(gradient: str) -> Callable[[list[Profile]], float]:
     """Return a statistic: the power of L by which the `first` or the `last` gradient grows."""
-    return lambda profiles: slope([p.depth for p in profiles], [getattr(p, gradient) for p in profiles])
+
+    def statistic(profiles: list[Profile]) -> float:
+        return slope([profile.depth for profile in profiles], [getattr(profile, gradient) for profile in profiles])
+
+    return statistic
 
 
 def over_root_of_2l(profiles: list[Profile]) -> float:
     """Return the stream's RMS over sqrt(2L), at the depth where it is furthest from 1."""
-    return max((p.stream / math.sqrt(2 * p.depth) for p in profiles), key=lambda ratio: abs(ratio - 1))
+    ratios = [profile.stream / math.sqrt(2 * profile.depth) for profile in profiles]
+    return max(ratios, key=lambda ratio: abs(ratio - 1))
 
 
 DEPTHS = (4, 8, 16)
@@ -122,6 +128,7 @@ LAWS = (
 
 
 def law_checks(placement: str) -> Iterator[Check]:
+    """Yield the check of each law of a placement."""
     for law in LAWS:
         if law.placement != placement:
             continue
@@ -137,6 +144,7 @@ def law_checks(placement: str) -> Iterator[Check]:
 
 @cache
 def profile(placement: str, init: str, depth: int) -> Profile:
+    """Return the mean profile of a placement's models at one depth, over the seeds."""
     options = ModelConfig(
         depth=depth, width=WIDTH, heads=2, context=CONTEXT, bias=False, tie_embeddings=False, mlp_width=4 * WIDTH
     )

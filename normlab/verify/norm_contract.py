@@ -44,17 +44,22 @@ def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[
 
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:
     """Check that in training the last token changes earlier outputs only if not `norm.causal`."""
-    cases = [
-        (label_of(variant), variant, (batch_size(norm), TIME, width))
-        for variant in variants(norm, width)
-        if variant.causal == norm.causal
-    ]
-    cases += [("B = {}, T = {}, D = {}".format(*size), norm, size) for size in sizes if size[1] > 1]
-    changes = {location: _change_by_last_token(variant, size) for location, variant, size in cases}
-    wrong = [location for location, change in changes.items() if (change == 0) != norm.causal]
-    claim = "no output depends on a later token" if norm.causal else "outputs depend on later tokens in training"
-    expected = "a change" if not norm.causal else "no change"
-    problems = [f"expected {expected} of earlier outputs, found {changes[name]:.1e} for {name}" for name in wrong[:1]]
+    changes: dict[str, float] = {}
+    for variant in variants(norm, width):
+        # An option may decide whether the norm is causal.
+        if variant.causal == norm.causal:
+            changes[label_of(variant)] = _change_by_last_token(variant, (batch_size(norm), TIME, width))
+    for batch, time, wide in sizes:
+        if time > 1:
+            changes[f"B = {batch}, T = {time}, D = {wide}"] = _change_by_last_token(norm, (batch, time, wide))
+    claim, expected = "no output depends on a later token", "no change"
+    if not norm.causal:
+        claim, expected = "outputs depend on later tokens in training", "a change"
+    problems: list[str] = []
+    for location, change in changes.items():
+        if (change == 0) != norm.causal:
+            problems.append(f"expected {expected} of earlier outputs, found {change:.1e} for {location}")
+            break
     return check_no_problems(subject, claim, problems, f"largest change {max(changes.values()):.1e}")
 
 
@@ -82,13 +87,18 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that every option changes an output, a parameter or a buffer of some variant, or of one of the default."""
     fields = option_fields(norm)
-    unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
+    unused: list[str] = []
+    for field in fields:
+        if not (_has_effect(norm, field, width) or _has_effect(norm, field, 3 * width)):
+            unused.append(field.name)
     return options_have_effect(subject, [field.name for field in fields], unused)
 
 
 def options_have_effect(subject: str, names: Sequence[str], unused: Sequence[str]) -> Check:
     """Return the check that none of a norm's or placement's options is without effect."""
-    problems = [f"expected an effect, found none, for {', '.join(unused)}"] if unused else []
+    problems: list[str] = []
+    if unused:
+        problems.append(f"expected an effect, found none, for {', '.join(unused)}")
     return check_no_problems(subject, "every option has an effect", problems, ", ".join(names))
 
 
@@ -126,8 +136,12 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
     many sizes, because a bounded function is flat at most of them.
     """
     has_eps = hasattr(norm, "eps")
-    tiny = dataclasses.replace(norm, eps=1e-15) if has_eps else norm  # pyright: ignore[reportCallIssue]
-    module = module_of(tiny if is_valid(tiny, width) else norm, width).train()
+    tested = norm
+    if has_eps:
+        tiny = dataclasses.replace(norm, eps=1e-15)  # pyright: ignore[reportCallIssue]
+        if is_valid(tiny, width):
+            tested = tiny
+    module = module_of(tested, width).train()
     # At a size below 1 the eps itself would change the output.
     sizes = [size for size in INPUT_SIZES if size >= 1 or not has_eps]
     x = input_of(width)
@@ -156,7 +170,8 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
             torch.default_generator.manual_seed(0)
             initial = parameters_and_buffers(variant.build(width))
             torch.default_generator.manual_seed(0)
-            if missing := [name for name in initial if name not in declared]:
+            missing = [name for name in initial if name not in declared]
+            if missing:
                 owner = type(norm).__name__
                 result = f"{', '.join(missing)}: not in `initial_values` of {owner}; add an expression for each"
                 yield Check(subject, "declares its initial values", passed=False, result=result)
@@ -185,8 +200,10 @@ def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapp
 
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
     """Check that the momentum moves running mean and variance towards those of the batch."""
+    if not norm.batch_statistics:
+        return
     largest = LargestError(1e-10)
-    for variant in variants(norm, width) if norm.batch_statistics else ():
+    for variant in variants(norm, width):
         options = plain_tree(variant)
         if not {"momentum", "running_var"} <= options.keys():
             continue
@@ -197,6 +214,7 @@ def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iter
             tokens = x.detach().flatten(0, 1)
             correction = int(options["running_var"] == "unbiased" and len(tokens) > 1)
             batch = {"running_mean": tokens.mean(0), "running_var": tokens.var(0, correction=correction)}
+            # A running mean starts at 0, and a running variance at 1.
             for start, (name, value) in enumerate(batch.items()):
                 location = f"{name} of {label_of(variant)}"
                 expected = (1 - options["momentum"]) * start + options["momentum"] * value
@@ -232,7 +250,11 @@ def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
 
 
 def _outputs_of_pack(modules: list[nn.Module], x_RBTD: Tensor) -> Tensor:
-    params, buffers = ({name: t.detach().clone() for name, t in kind.items()} for kind in stack_module_state(modules))
+    """Return the outputs of modules for an input each, computed as those of a pack, (R, B, T, D)."""
+    params, buffers = stack_module_state(modules)
+    params = {name: stacked.detach().clone() for name, stacked in params.items()}
+    # The module updates its buffers in place.
+    buffers = {name: stacked.detach().clone() for name, stacked in buffers.items()}
 
     def call(params: dict[str, Tensor], buffers: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
         return functional_call(modules[0], (params, buffers), (x_BTD,))

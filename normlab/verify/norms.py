@@ -164,7 +164,8 @@ class Comparison:
         The input is multiplied by `scale`; `size` is B and T, or None for a small input.
         """
         norm, width = self.norm, self.width
-        if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):
+        channels = width // (getattr(norm, "groups", 1) or 1)
+        if getattr(norm, "eps", 1) == 0 and (scale == 0 or channels < 3):
             # The formula is 0 / 0; or, with two channels, the centred values are -1 and 1 and the gradient is zero, so
             # that there is no scale to compare an error with.
             return
@@ -175,6 +176,7 @@ class Comparison:
         expected = self._expected(norm.reference, x.double())
         eps = torch.finfo(working_dtype(self.dtype)).eps
         rounding = 4 * eps * max(1.0, scale)
+        # Most norms compute the same in evaluation, so that the expected values of training serve for both.
         for training in (True, False):
             reference = norm.reference if training else norm.reference_in_eval
             if not training and type(norm).reference_in_eval is not NormConfig.reference_in_eval:
@@ -221,8 +223,10 @@ def with_gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     # bfloat16 weights are exact in every precision.
     loss = (y.double() * hashed_numbers("cotangent", *y.shape).bfloat16().double()).sum()
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-    pairs = zip(gradients, inputs, strict=True)
-    return [y.detach(), *(torch.zeros_like(x) if gradient is None else gradient for gradient, x in pairs)]
+    results = [y.detach()]
+    for gradient, x in zip(gradients, inputs, strict=True):
+        results.append(torch.zeros_like(x) if gradient is None else gradient)
+    return results
 
 
 def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
@@ -235,9 +239,9 @@ def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
         compared, x = Comparison(variant, width, torch.bfloat16), input_of(width).bfloat16()
         module = compared.module.train()
         expected = variant.reference(x.double(), compared.weights)
-        rounds_often = (
-            getattr(variant, "rounding", "") == "cast_then_scale" or getattr(variant, "compute", "") == "input"
-        )
+        rounds_often = getattr(variant, "rounding", "") == "cast_then_scale"
+        rounds_often = rounds_often or getattr(variant, "compute", "") == "input"
+        # A number next to the reference's: 1/256 of it, or a little more than 0 where it is nearly 0.
         allowed = expected.abs() / 256 + 1e-4 * expected.abs().max()
         affine = getattr(module, "affine", None)
         gain = affine.effective_gain(x.dtype) if isinstance(affine, Affine) else None
@@ -260,7 +264,8 @@ def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
             module = variant.build(size)
             weights = {name: value.detach().double() for name, value in parameters_and_buffers(module).items()}
             for y, training in product((x[0], x.unflatten(1, (3, 2)), x[:, :1]), (True, False)):
-                expected = (variant.reference if training else variant.reference_in_eval)(y, weights)
+                reference = variant.reference if training else variant.reference_in_eval
+                expected = reference(y, weights)
                 with restored_buffers(module):
                     result = module.train(training)(y).detach()
                 if not expected.isfinite().all():

@@ -77,9 +77,11 @@ def norms_check(small: SmallModel, subject: str) -> Check:
     """Check that the model has a norm exactly if the placement declares one."""
     depth = small.config.model.depth
     declared = small.config.placement.has_norms(depth)
-    claim = f"has {'norms' if declared else 'no norm of the run'}"
+    claim, expected = ("has norms", "norms") if declared else ("has no norm of the run", "none")
     result = f"{len(small.norms)} at depth {depth}"
-    problems = [] if bool(small.norms) == declared else [f"expected {'norms' if declared else 'none'}, found {result}"]
+    problems: list[str] = []
+    if bool(small.norms) != declared:
+        problems.append(f"expected {expected}, found {result}")
     return check_no_problems(subject, claim, problems, result)
 
 
@@ -91,18 +93,25 @@ def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
     equal those in training bit for bit, unless the norm has batch statistics.
     """
     norm = small.config.norm
-    claim = "no logit depends on a later token" if norm.causal else "logits depend on later tokens in training"
+    claim, expected = "no logit depends on a later token", "no change of earlier logits"
+    if not norm.causal:
+        claim, expected = "logits depend on later tokens in training", "a change of earlier logits"
     before, after = tokens(), tokens()
     after[:, -1] = (after[:, -1] + 1) % VOCAB
     logits = _logits_of(small.gpt, before)
     change = float((logits - _logits_of(small.gpt, after))[:, :-1].abs().max())
-    expected = "no change of earlier logits" if norm.causal else "a change of earlier logits"
-    problems = [f"expected {expected}, found {change:.1e} (tolerance 1e-12)"] if (change > 1e-12) == norm.causal else []
+    problems: list[str] = []
+    if (change > 1e-12) == norm.causal:
+        problems.append(f"expected {expected}, found {change:.1e} (tolerance 1e-12)")
     yield check_no_problems(subject, claim, problems, f"largest change {change:.1e}")
-    if not norm.batch_statistics:
-        change = float((logits - _logits_of(small.gpt, before, training=False)).abs().max())
-        problems = [] if change == 0 else [f"expected the logits of training, found a difference of {change:.1e}"]
-        yield check_no_problems(subject, "computes the same in evaluation", problems, "largest difference 0.0e+00")
+    # Batch statistics are those of the batch in training, and running ones in evaluation.
+    if norm.batch_statistics:
+        return
+    change = float((logits - _logits_of(small.gpt, before, training=False)).abs().max())
+    problems = []
+    if change != 0:
+        problems.append(f"expected the logits of training, found a difference of {change:.1e}")
+    yield check_no_problems(subject, "computes the same in evaluation", problems, "largest difference 0.0e+00")
 
 
 def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) -> Tensor:
@@ -115,19 +124,24 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check names and initial values of parameters outside norms and linear layers, also with other options."""
     largest = LargestError(1e-6)
     depths = DEPTHS if placement.initial_values else DEPTHS[:3]
-    others = [other for field in option_fields(placement) for other in other_values(placement, field, 1)]
-    cases = [*((placement, depth) for depth in depths), *((other, DEPTHS[2]) for other in others)]
+    # The placement at each depth, and each value of its options at one depth.
+    cases = [(placement, depth) for depth in depths]
+    for field in option_fields(placement):
+        cases += [(variant, DEPTHS[2]) for variant in other_values(placement, field, 1)]
     for (variant, depth), norm in product(cases, _norms_for(placement)):
         small = build_small(small_config(norm, variant, depth=depth, mlp="swiglu"), filled=False)
         model, declared = small.config.model, variant.initial_values
         sizes = {"L": depth, "D": model.width, "M": model.mlp_width, "H": model.heads, "V": VOCAB}
         known = plain_tree(variant) | plain_tree(norm) | sizes
-        of_norms = {parameter for module in small.norms for parameter in module.parameters()}
+        of_norms: set[Tensor] = set()
+        for module in small.norms:
+            of_norms.update(module.parameters())
         names: set[str] = set()
         for layer, name, value in extra_parameters(small.gpt):
             if name in declared:
                 location = f"{name}, block {layer} of {depth}"
                 compare_initial(largest, value, declared[name], {**known, "l": layer}, location)
+            # A norm declares its own parameters, unless the placement changes their initial values.
             if name in declared or value not in of_norms:
                 names.add(name)
         if names != declared.keys():
@@ -148,9 +162,10 @@ def autocast_check(small: SmallModel, subject: str) -> Check:
             for wiring in [block.get_submodule("wiring") for block in model.blocks]:
                 stream = wiring(stream, Branch(torch.tanh), Branch(torch.tanh))
             results.append(model.head(stream, "read"))
-    expected, found = results
+    expected, actual = results
+    # One rounding to bf16 would be an error of 4e-3.
     largest = LargestError(1e-4)
-    largest.compare(found, expected, "what the head reads", float(expected.abs().max()))
+    largest.compare(actual, expected, "what the head reads", float(expected.abs().max()))
     return largest.check(subject, "keeps its stream in float32 under autocast to bf16")
 
 
@@ -170,9 +185,10 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
     for depth in DEPTHS:
         wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
         for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
+            # A factor of 1 is left out only if it is 1 in each block.
             for part, sub in zip(("attn", "mlp"), subs, strict=True):
                 for name, factor in zip(("skip", "branch", "shrink"), sub.factors, strict=True):
-                    needed = any(factor(other, depth) != 1 for other in range(1, depth + 1))
+                    needed = any(factor(number, depth) != 1 for number in range(1, depth + 1))
                     if needed != (wiring.get_submodule(part).get_buffer(name) is not None):
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
             if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
@@ -197,12 +213,15 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
         x = hashed_numbers(name, *shape).bfloat16()
         y = module(x).detach()
         expected = copy.deepcopy(module).double()(x.double()).detach()
+        # A number of 8 bits is rounded by at most 1/256 of its size.
         allowed = roundings / 256 * expected.abs()
         passed = y.dtype == x.dtype and bool(((y - expected).abs() <= allowed).all())
         claim = f"keeps bfloat16 in the {name}, and rounds no more than necessary"
         result = str(y.dtype).removeprefix("torch.")
-        problems = [f"expected bfloat16 numbers next to those of float64, found others in {result}"]
-        yield check_no_problems(subject, claim, [] if passed else problems, result)
+        problems: list[str] = []
+        if not passed:
+            problems.append(f"expected bfloat16 numbers next to those of float64, found others in {result}")
+        yield check_no_problems(subject, claim, problems, result)
 
 
 def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -214,11 +233,14 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
-    claim = f"has {'a' if needed else 'no'} norm before the LM head, and none on the embeddings"
+    article, formula = ("a", "x = N(x)") if needed else ("no", "nothing")
+    claim = f"has {article} norm before the LM head, and none on the embeddings"
     result = f"{placement.embedding_formula or 'nothing'}, {placement.head_formula or 'nothing'}"
     passed = bool(placement.head_formula) == needed and not placement.embedding_formula
-    problems = [f"expected nothing, {'x = N(x)' if needed else 'nothing'}; found {result}"]
-    yield check_no_problems(subject, claim, [] if passed else problems, result)
+    problems: list[str] = []
+    if not passed:
+        problems.append(f"expected nothing, {formula}; found {result}")
+    yield check_no_problems(subject, claim, problems, result)
 
 
 def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
@@ -227,15 +249,20 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     largest = LargestError(1e-12)
     config = small_config(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False)
-    shapes = {name: weight.shape for name, weight in build_small(config).gpt.named_parameters()}
-    weights = {name: hashed_numbers(name, 2, *shape) for name, shape in shapes.items()}
+    # Two runs, because a pack is projected as one stack.
+    weights: dict[str, Tensor] = {}
+    for name, weight in build_small(config).gpt.named_parameters():
+        weights[name] = hashed_numbers(name, 2, *weight.shape)
     projected = {name: weight.clone() for name, weight in weights.items()}
     placement.project(projected)
     for name, weight in weights.items():
         last = name.removesuffix(".weight").rpartition(".")[2]
-        axes = [AXES[which] for which, names in placement.unit_length.items() if last in names.split()]
-        length = torch.linalg.vector_norm(weight, dim=axes[0], keepdim=True) if axes else 1.0
-        largest.compare(projected[name], weight / length, name)
+        expected = weight
+        for vectors, names in placement.unit_length.items():
+            if last in names.split():
+                expected = weight / torch.linalg.vector_norm(weight, dim=AXES[vectors], keepdim=True)
+                break
+        largest.compare(projected[name], expected, name)
     yield largest.check(subject, "keeps its matrices at unit length")
 
 

@@ -68,8 +68,11 @@ class ReferenceModel:
         """The values of attention in the first block."""
         self.tokens_BT = torch.empty(0)
         self.options = plain_tree(config.placement)
-        norms = [norm for segment in norm_order.values() for norm in segment]
-        self.norm_parameters = {id(parameter) for norm in norms for parameter in norm.parameters()}
+        self.norm_parameters: set[int] = set()
+        """The ids of the parameters of all norms."""
+        for norms in norm_order.values():
+            for norm in norms:
+                self.norm_parameters.update(map(id, norm.parameters()))
         self.sizes = {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
@@ -88,9 +91,12 @@ class ReferenceModel:
         logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
         logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
         softcap = self.config.model.logit_softcap
-        return logits_BTV if softcap is None else softcap * torch.tanh(logits_BTV / softcap)
+        if softcap is not None:
+            logits_BTV = softcap * torch.tanh(logits_BTV / softcap)
+        return logits_BTV
 
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
+        """Execute the formula of a block, or once for attention and once for the MLP if it has F."""
         attention, mlp = self._attention(block), self._mlp(block)
         names = {**attention, **mlp, "l": layer}
         for name, buffer in block.wiring.named_buffers():
@@ -100,10 +106,11 @@ class ReferenceModel:
         if not runs_twice(formula):
             self._run(segment, formula, streams, (block.wiring, names))
             return
-        branches = (("attn", attention["A"]), ("mlp", mlp["M"]))
+        # Both runs use up one list of norms, so they are one call.
         wirings = dict(block.wiring.named_children())
-        runs = [(wirings.get(part, block.wiring), {**names, "F": branch}) for part, branch in branches]
-        self._run(segment, formula, streams, *runs)
+        of_attention = wirings.get("attn", block.wiring), {**names, "F": attention["A"]}
+        of_mlp = wirings.get("mlp", block.wiring), {**names, "F": mlp["M"]}
+        self._run(segment, formula, streams, of_attention, of_mlp)
 
     def _run(
         self, segment: str, formula: str, streams: dict[str, Any], *runs: tuple[nn.Module, Mapping[str, Any]]
@@ -154,9 +161,10 @@ class ReferenceModel:
             if not meanings and name not in streams:
                 listed = self._listed_names(block, parameters) | {*streams, *assigned}
                 raise FormulaMismatch(f"{formula!r}: {_unknown_name(name, listed)}")
+        # Without an entry for `__builtins__`, exec would add all of Python's functions.
         values: dict[str, Any] = {"__builtins__": {}}
-        for each in kinds.values():
-            values |= each
+        for names in kinds.values():
+            values |= names
         return values
 
     def _listed_names(self, block: Mapping[str, Any], parameters: Mapping[str, Any]) -> set[str]:
@@ -166,15 +174,22 @@ class ReferenceModel:
         have no meaning in a formula. Only a placement of several streams needs the functions of streams.
         """
         names = {*FUNCTIONS, *self.sizes, *block} | self.options.keys() - {"name", *SWITCHES}
-        names |= {name for name, parameter in parameters.items() if id(parameter) not in self.norm_parameters}
-        return names | STREAM_FUNCTIONS.keys() if self.config.placement.weights_formula else names
+        for name, parameter in parameters.items():
+            if id(parameter) not in self.norm_parameters:
+                names.add(name)
+        if self.config.placement.weights_formula:
+            names |= STREAM_FUNCTIONS.keys()
+        return names
 
     def _apply_inside(
         self, name: str, value: Tensor, owner: nn.Module | None, shape: tuple[int, ...] = (-1,)
     ) -> Tensor:
         """Apply the `inside` statement for q, a, h or z; `shape` is that of its learned scale."""
         statements = [text for text in self.config.placement.inside.split("; ") if text.startswith(f"{name} = ")]
-        scales = {} if owner is None else {n: scale.reshape(shape) for n, scale in owner.named_parameters()}
+        scales: dict[str, Tensor] = {}
+        if owner is not None:
+            for scale_name, scale in owner.named_parameters():
+                scales[scale_name] = scale.reshape(shape)
         if not statements:
             if scales:
                 raise FormulaMismatch(f"the model changes {name}, and the placement's `inside` has no `{name} = ...`")
@@ -201,66 +216,87 @@ class ReferenceModel:
             return module(x_D)
 
     def _attention(self, block: Block) -> dict[str, Map]:
-        weights, model = block.attn, self.config.model
+        """Return the functions of attention that a formula may call."""
+        weights, heads_of_model = block.attn, self.config.model.heads
 
-        def project(site: str, x_BTD: Tensor, *, inner: bool) -> Tensor:
-            layer = getattr(weights, site)
-            y_BTD = linear(x_BTD, layer.weight, layer.bias)
-            if site == "v" and model.shares_values:
-                y_BTD = self._mixed_values(block, x_BTD, y_BTD)
-            qk_norm = model.qk_norm if site in "qk" else "off"
-            if qk_norm == "full":
-                y_BTD = self._norm(y_BTD)
-            y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
-            if qk_norm == "head" and not model.qk_norm_after_rope:
-                y_BTHK = self._norm(y_BTHK)
-            if site == "v" and model.v_norm:
-                return self._norm(y_BTHK, self.config.norm.plain())
-            return self._norm(y_BTHK) if inner else y_BTHK
+        def heads(x_BTD: Tensor) -> Tensor:
+            return self._heads(block, x_BTD, inner=False)
 
-        def heads(x_BTD: Tensor, inner: bool = False) -> Tensor:
-            q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")
-            if model.rope_theta is not None:
-                q_BTHK, k_BTHK = (_rotate(x, model.rope_theta, model.rope_fraction) for x in (q_BTHK, k_BTHK))
-            if model.qk_norm_after_rope:
-                q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
-            q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
-            shape = (model.heads, -1)
-            q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, weights.rotated, shape) for y_BTHK in (q_BTHK, k_BTHK))
-            scores_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
-            if model.scaling != "none":
-                scores_BHTS = scores_BHTS / q_BTHK.shape[-1]
-            elif "a = " in self.config.placement.inside:
-                scores_BHTS = self._apply_inside("a", scores_BHTS, None)
-            else:
-                scores_BHTS = scores_BHTS / math.sqrt(q_BTHK.shape[-1])
-            if model.attn_softcap is not None:
-                scores_BHTS = model.attn_softcap * torch.tanh(scores_BHTS / model.attn_softcap)
-            earlier_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool).tril()
-            scores_BHTS = torch.where(earlier_TS, scores_BHTS, -math.inf)
-            weights_BHTS = (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).exp()
-            weights_BHTS = weights_BHTS / weights_BHTS.sum(-1, keepdim=True)
-            y_BTHK = torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK)
-            if model.attn_gate != "off":
-                gate_BTG = 1 / (1 + torch.exp(-(x_BTD @ block.get_parameter("attn.gate.weight").T)))
-                y_BTHK = y_BTHK * gate_BTG.reshape(*y_BTHK.shape[:-1], -1)
-            return y_BTHK.flatten(2)
+        def heads_qkv(x_BTD: Tensor) -> Tensor:
+            return self._heads(block, x_BTD, inner=True)
 
         def heads_scaled(x_BTD: Tensor) -> Tensor:
             scale_H = block.get_parameter("attn.head_scale")
-            return heads(x_BTD) * scale_H.repeat_interleave(x_BTD.shape[-1] // model.heads)
+            return heads(x_BTD) * scale_H.repeat_interleave(x_BTD.shape[-1] // heads_of_model)
 
         def w_out(y_BTD: Tensor) -> Tensor:
-            return linear(y_BTD, weights.out.weight, weights.out.bias) / model.depth_ratio
+            return linear(y_BTD, weights.out.weight, weights.out.bias) / self.config.model.depth_ratio
 
         return {
             "heads": heads,
             "heads_scaled": heads_scaled,
-            "heads_qkv": lambda x: heads(x, inner=True),
+            "heads_qkv": heads_qkv,
             "W_out": w_out,
             "A": lambda x: w_out(heads(x)),
-            "A_qkv": lambda x: w_out(heads(x, inner=True)),
+            "A_qkv": lambda x: w_out(heads_qkv(x)),
         }
+
+    def _heads(self, block: Block, x_BTD: Tensor, *, inner: bool) -> Tensor:
+        """Return the outputs of the heads side by side, (B, T, D); if `inner`, q, k and v have norms (`A_qkv`)."""
+        model = self.config.model
+        # The norms are called in this order, which `record_norm_order` has recorded.
+        q_BTHK, k_BTHK, v_BTHK = (self._project(block, site, x_BTD, inner=inner) for site in "qkv")
+        if model.rope_theta is not None:
+            q_BTHK, k_BTHK = (_rotate(x, model.rope_theta, model.rope_fraction) for x in (q_BTHK, k_BTHK))
+        if model.qk_norm_after_rope:
+            q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
+        q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
+        shape, scales = (model.heads, -1), block.attn.rotated
+        q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, scales, shape) for y_BTHK in (q_BTHK, k_BTHK))
+        scores_BHTS = self._scores(q_BTHK, k_BTHK)
+        # The softmax over the tokens so far; the largest score is subtracted, because its exponential may overflow.
+        earlier_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool).tril()
+        scores_BHTS = torch.where(earlier_TS, scores_BHTS, -math.inf)
+        weights_BHTS = (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).exp()
+        weights_BHTS = weights_BHTS / weights_BHTS.sum(-1, keepdim=True)
+        y_BTHK = torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK)
+        if model.attn_gate != "off":
+            gate_BTG = 1 / (1 + torch.exp(-(x_BTD @ block.get_parameter("attn.gate.weight").T)))
+            y_BTHK = y_BTHK * gate_BTG.reshape(*y_BTHK.shape[:-1], -1)
+        return y_BTHK.flatten(2)
+
+    def _project(self, block: Block, site: str, x_BTD: Tensor, *, inner: bool) -> Tensor:
+        """Return the queries, keys or values (`site` is q, k or v), with the norms before the rotation."""
+        model = self.config.model
+        layer = getattr(block.attn, site)
+        y_BTD = linear(x_BTD, layer.weight, layer.bias)
+        if site == "v" and model.shares_values:
+            y_BTD = self._mixed_values(block, x_BTD, y_BTD)
+        qk_norm = model.qk_norm if site in "qk" else "off"
+        if qk_norm == "full":
+            y_BTD = self._norm(y_BTD)
+        y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
+        if qk_norm == "head" and not model.qk_norm_after_rope:
+            y_BTHK = self._norm(y_BTHK)
+        if site == "v" and model.v_norm:
+            # The norm of values has no gain and bias.
+            return self._norm(y_BTHK, self.config.norm.plain())
+        return self._norm(y_BTHK) if inner else y_BTHK
+
+    def _scores(self, q_BTHK: Tensor, k_BTHK: Tensor) -> Tensor:
+        """Return the scores of attention before the mask."""
+        model = self.config.model
+        scores_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+        # Rules of transfer divide by K; a placement may have a divisor of its own; all others have sqrt(K).
+        if model.scaling != "none":
+            scores_BHTS = scores_BHTS / q_BTHK.shape[-1]
+        elif "a = " in self.config.placement.inside:
+            scores_BHTS = self._apply_inside("a", scores_BHTS, None)
+        else:
+            scores_BHTS = scores_BHTS / math.sqrt(q_BTHK.shape[-1])
+        if model.attn_softcap is not None:
+            scores_BHTS = model.attn_softcap * torch.tanh(scores_BHTS / model.attn_softcap)
+        return scores_BHTS
 
     def _mixed_values(self, block: Block, x_BTD: Tensor, v_BTD: Tensor) -> Tensor:
         """Return the mean of a block's values and those of the first block, weighted by m, plus the value embedding."""
@@ -319,7 +355,9 @@ def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:
     """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K), K the channels that turn."""
     half = round(fraction * x_BTHK.shape[-1]) // 2
     z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half : 2 * half])
-    turns = [[cmath.exp(1j * t * theta ** (-i / half)) for i in range(half)] for t in range(x_BTHK.shape[1])]
+    turns: list[list[complex]] = []
+    for t in range(x_BTHK.shape[1]):
+        turns.append([cmath.exp(1j * t * theta ** (-i / half)) for i in range(half)])
     z_BTHK = z_BTHK * torch.tensor(turns, dtype=z_BTHK.dtype)[:, None]
     return torch.cat([z_BTHK.real, z_BTHK.imag, x_BTHK[..., 2 * half :]], dim=-1)
 
@@ -329,7 +367,10 @@ def record_norm_order(model: GPT, norms: list[nn.Module]) -> Iterator[dict[str, 
     """Record the norms of each segment in the order of their first call while the block runs."""
     segments = {"embed": model.embed, "head": model.head}
     segments |= {f"block {layer}": block for layer, block in enumerate(model.blocks, start=1)}
-    segment_of = {id(module): name for name, segment in segments.items() for module in segment.modules()}
+    segment_of: dict[int, str] = {}
+    for name, segment in segments.items():
+        for module in segment.modules():
+            segment_of[id(module)] = name
     order: dict[str, list[nn.Module]] = {}
 
     def record(module: nn.Module, _: Any) -> None:

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,23 +65,33 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
     Raises:
         ConfigError: An override has no effect on the checks.
     """
-    parts = {override: re.split(r"[.=@]", override.lstrip("+"), maxsplit=1)[0].strip() for override in overrides}
     unchecked = {field.name for field in dataclasses.fields(RunConfig)} - set(CHECKED_PARTS)
-    if unused := [override for override, part in parts.items() if part in unchecked]:
+    parts: set[str] = set()
+    unused: list[str] = []
+    for override in dict.fromkeys(overrides):
+        part = re.split(r"[.=@]", override.lstrip("+"), maxsplit=1)[0].strip()
+        parts.add(part)
+        if part in unchecked:
+            unused.append(override)
+    if unused:
         checked = ", ".join(CHECKED_PARTS)
         raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; leave it out")
-    only_plugins = set(parts.values()) <= {"plugins", "hydra"} and bool(config.plugins)
-    return checks_of_plugins(config.plugins) if only_plugins else all_checks_of_run(config)
+    if config.plugins and parts <= {"plugins", "hydra"}:
+        return checks_of_plugins(config.plugins)
+    return all_checks_of_run(config)
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
     """Yield the checks of one run, and those of its compiled block and norm, which take seconds."""
     yield from checks_of_run(config)
-    yield (check := graphs_check(config, _block(config)))
-    if not check.passed:
+    graphs = graphs_check(config, _block(config))
+    yield graphs
+    # A block with a graph for each layer would take minutes to compile.
+    if not graphs.passed:
         return
-    yield (check := compiled_check(config, _block(config)))
-    if check.passed and not check.skipped:
+    compiled = compiled_check(config, _block(config))
+    yield compiled
+    if compiled.passed and not compiled.skipped:
         device = str(resolve(config).torch_device)
         yield signed_error_check(
             config.norm, f"norm {label_of(config.norm)}, compiled", config.model.width, compiled=True, device=device
@@ -95,6 +107,7 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     yield from placements.logits_checks(small, subject)
     yield Check(subject, "redundant norms:", passed=True, result=redundancy_text(without_redundant_norms(config)[0]))
     yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
+    # The placement with its defaults, which other checks than that of the block cover; then the run's own options.
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)
     if placement != plain:
@@ -152,7 +165,9 @@ def checks_of_default_norm(name: str) -> Iterator[Check]:
 def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None) -> Iterator[Check]:
     """Yield the checks of a norm outside a model, also at the size of a run's micro-batch."""
     subject = f"norm {label_of(norm)}"
-    sizes = large_sizes(norm, width) + ([] if config is None else [size_of_run(config)])
+    sizes = large_sizes(norm, width)
+    if config is not None:
+        sizes.append(size_of_run(config))
     yield from reference_checks(norm, subject, width, sizes)
     yield from contract_checks(norm, subject, width, sizes)
     if plugin_file("norm", norm.name) is not None:
@@ -162,8 +177,10 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
 def groups_of_norm(norm: NormConfig, subject: str, width: int) -> Check:
     """Return a line with the group of each parameter of a norm before a branch, which follows from its role."""
     groups = groups_of(_instrumented_model(small_config(norm, PLACEMENTS["pre"], depth=1)))
-    names = [name for name, _ in norm.build(width).named_parameters()]
-    return _groups_line(subject, {name: groups[f"blocks.0.wiring.attn.norms.in.{name}"] for name in names})
+    of_norm: dict[str, str] = {}
+    for name, _ in norm.build(width).named_parameters():
+        of_norm[name] = groups[f"blocks.0.wiring.attn.norms.in.{name}"]
+    return _groups_line(subject, of_norm)
 
 
 def _instrumented_model(config: RunConfig) -> GPT:
@@ -189,33 +206,25 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     subject = f"placement {placement.name}"
     small = build_small(small_config(_visible_norm(placement), placement, depth=DEPTH))
     # One small model for each value of each option serves the formula checks and the checks of the option's effect.
-    changed = {
-        field.name: [
-            build_small(small_config(_visible_norm(other), other, depth=DEPTH))
-            for other in other_values(placement, field, 1)
-        ]
-        for field in option_fields(placement)
-    }
-    others = [model for models in changed.values() for model in models]
-    checks = list(_formula_checks(small, others, subject, thorough))
-    yield from (check for check in checks if not check.passed)
-    if all(check.passed for check in checks):
+    changed: dict[str, list[SmallModel]] = {}
+    for field in option_fields(placement):
+        changed[field.name] = []
+        for variant in other_values(placement, field, 1):
+            config = small_config(_visible_norm(variant), variant, depth=DEPTH)
+            changed[field.name].append(build_small(config))
+    all_changed = list(chain.from_iterable(changed.values()))
+    checks = list(_formula_checks(small, all_changed, subject, thorough))
+    # One line stands for the formula checks that pass, because there are a hundred of them.
+    failed = [check for check in checks if not check.passed]
+    yield from failed
+    if not failed:
         yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
-    if options := [name for name in changed if placement.has_switches or name not in SWITCHES]:
-        block = small.initial_values, fingerprint(small.config)
-        different = [
-            name for name in options if any((m.initial_values, fingerprint(m.config)) != block for m in changed[name])
-        ]
-        yield options_have_effect(subject, options, [name for name in options if name not in different])
+    options = [name for name in changed if placement.has_switches or name not in SWITCHES]
+    if options:
+        unused = [name for name in options if not _has_effect(small, changed[name])]
+        yield options_have_effect(subject, options, unused)
     if plugin_file("placement", placement.name) is not None:
-        norms = {id(parameter) for module in small.norms for parameter in module.parameters()}
-        groups = groups_of(_instrumented_model(small.config))
-        wiring = {
-            name: groups[name]
-            for name, parameter in small.gpt.named_parameters()
-            if ".wiring." in name and id(parameter) not in norms and name.startswith("blocks.0.")
-        }
-        yield _groups_line(subject, wiring)
+        yield _groups_line(subject, _groups_of_wiring(small))
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)
@@ -223,6 +232,25 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     yield from placements.logits_checks(small, subject)
     if thorough:
         yield from law_checks(placement.name)
+
+
+def _has_effect(small: SmallModel, changed: Iterable[SmallModel]) -> bool:
+    """Whether a changed model has other initial values or computes something else."""
+    block = small.initial_values, fingerprint(small.config)
+    return any((model.initial_values, fingerprint(model.config)) != block for model in changed)
+
+
+def _groups_of_wiring(small: SmallModel) -> dict[str, str]:
+    """Return the group of each parameter of the first block's placement, without those of its norms."""
+    of_norms: set[int] = set()
+    for norm in small.norms:
+        of_norms.update(map(id, norm.parameters()))
+    groups = groups_of(_instrumented_model(small.config))
+    of_wiring: dict[str, str] = {}
+    for name, parameter in small.gpt.named_parameters():
+        if name.startswith("blocks.0.") and ".wiring." in name and id(parameter) not in of_norms:
+            of_wiring[name] = groups[name]
+    return of_wiring
 
 
 def _structure_checks(placement: Placement, subject: str) -> Iterator[Check]:
@@ -238,12 +266,14 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     placement, plain = small.config.placement, small.config.norm
     yield placements.formula_check(small, subject)
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
-    models = [*MODELS, SCALED] if placement.has_free_branches else MODELS
+    models: list[Mapping[str, Any]] = list(MODELS)
+    if placement.has_free_branches:
+        models.append(SCALED)
     configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in models]
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
-    for name, kind in NORMS.items() if each_norm else ():
-        if plugin_file("norm", name) is not None:
+    for name, kind in NORMS.items():
+        if not each_norm or plugin_file("norm", name) is not None:
             continue
         norm = kind()  # pyright: ignore[reportCallIssue]
         try:
@@ -265,17 +295,24 @@ def _visible_norm(placement: Placement) -> NormConfig:
 
 def verdict(checks: Sequence[Check]) -> str:
     """Return one line: the number of checks, and of entries with each kind of reference."""
-    failed, skipped = sum(not check.passed for check in checks), sum(check.skipped for check in checks)
-    text = f"{counted(len(checks), 'check')}: " + (f"{failed} FAILED" if failed else "all hold")
-    text += f", {skipped} skipped" if skipped else ""
+    failed = sum(not check.passed for check in checks)
+    skipped = sum(check.skipped for check in checks)
+    text = f"{counted(len(checks), 'check')}: "
+    text += f"{failed} FAILED" if failed else "all hold"
+    if skipped:
+        text += f", {skipped} skipped"
+    # An entry counts by its first comparison.
     kinds: dict[str, str] = {}
     for check in checks:
         if check.reference_kind:
             kinds.setdefault(check.subject, check.reference_kind)
-    subjects = {kind: [subject for subject, of in kinds.items() if of == kind] for kind in REFERENCE_KINDS}
-    compared = (
-        f"references: {len(subjects['external'])} by external code, {len(subjects['identity'])} by identities, "
+    subjects: dict[str, list[str]] = {kind: [] for kind in REFERENCE_KINDS}
+    for subject, kind in kinds.items():
+        subjects[kind].append(subject)
+    text += (
+        f"; references: {len(subjects['external'])} by external code, {len(subjects['identity'])} by identities, "
         f"{len(subjects['self'])} by a second implementation"
     )
-    names = ", ".join(subject.partition(" ")[2] for subject in subjects["self"])
-    return f"{text}; {compared}" + (f" ({names})" if names else "")
+    if subjects["self"]:
+        text += f" ({', '.join(subject.partition(' ')[2] for subject in subjects['self'])})"
+    return text

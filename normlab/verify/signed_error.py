@@ -30,7 +30,8 @@ def signed_error(module: nn.Module, x: Tensor, dtype: torch.dtype, *, compiled: 
     The parameters and the input are first rounded to the dtype.
     """
     low = module.to(dtype)
-    y = (torch.compile(low) if compiled else low)(x.to(dtype)).double()
+    forward = torch.compile(low) if compiled else low
+    y = forward(x.to(dtype)).double()
     r = low.double()(x.to(dtype).double())
     return float(((y - r) * r).sum() / r.square().sum())
 
@@ -46,15 +47,19 @@ def signed_error_check(
     that all tokens and channels share.
     """
     generator = torch.Generator().manual_seed(0)
-    wide = next(each for each in (WIDTH, width * -(-WIDTH // width), width) if is_valid(norm, each))
+    # The default width, the next multiple of the norm's own, or that one.
+    candidates = (WIDTH, width * -(-WIDTH // width), width)
+    wide = next(candidate for candidate in candidates if is_valid(norm, candidate))
     sizes_BT1 = 0.5 + torch.rand(BATCH, TIME, 1, generator=generator, dtype=torch.float64)
     x_BTD = sizes_BT1 * torch.randn(BATCH, TIME, wide, generator=generator, dtype=torch.float64)
     fewest = min(BATCH * TIME, wide)
-    found, problems = [], []
+    results: list[str] = []
+    problems: list[str] = []
     for dtype, roundoff in ROUNDOFF.items():
-        name, bound = str(dtype).removeprefix("torch."), SIGMAS * roundoff / math.sqrt(3 * fewest) + 2.0**-24
+        name = str(dtype).removeprefix("torch.")
+        bound = SIGMAS * roundoff / math.sqrt(3 * fewest) + 2.0**-24
         error = signed_error(module_of(norm, wide).train().to(device), x_BTD.to(device), dtype, compiled=compiled)
-        found.append(f"{error:+.1e} in {name}, bound {bound:.0e}")
+        results.append(f"{error:+.1e} in {name}, bound {bound:.0e}")
         if not abs(error) <= bound:
             problems.append(f"expected at most {bound:.0e}, found {error:+.1e} in {name}")
-    return check_no_problems(subject, "rounds in no direction", problems, "; ".join(found))
+    return check_no_problems(subject, "rounds in no direction", problems, "; ".join(results))

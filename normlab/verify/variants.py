@@ -16,9 +16,12 @@ NAME_FIELDS = ("name", "preset")
 def label_of(options: Any) -> str:
     """Return the name and the options that differ from their defaults: `rmsnorm eps_mode=clamp`."""
     default = type(options)(name=options.name)
-    values = {field.name: getattr(options, field.name) for field in option_fields(options)}
-    overrides = [f"{name}={value}" for name, value in values.items() if value != getattr(default, name)]
-    return " ".join([options.name, *overrides])
+    label = options.name
+    for field in option_fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(default, field.name):
+            label += f" {field.name}={value}"
+    return label
 
 
 def option_fields(options: Any) -> list[dataclasses.Field[Any]]:
@@ -29,6 +32,7 @@ def other_values(options: Any, field: dataclasses.Field[Any], width: int) -> Ite
     """Yield the options with each other valid value of one field (eps=0 if required)."""
     for value in _candidates(field, getattr(options, field.name)):
         changed = dataclasses.replace(options, **{field.name: value})
+        # Some options are valid only without an eps.
         if getattr(options, "eps", 0) != 0 and not is_valid(changed, width):
             changed = dataclasses.replace(changed, eps=0.0)
         if is_valid(changed, width):
@@ -48,7 +52,10 @@ def is_valid(options: Any, width: int) -> bool:
 
 def variants(norm: NormConfig, width: int) -> list[NormConfig]:
     """Return the norm, the norm with one option changed, and each of these with a large eps."""
-    configs = [norm, *(changed for field in option_fields(norm) for changed in other_values(norm, field, width))]
+    configs = [norm]
+    for field in option_fields(norm):
+        configs += other_values(norm, field, width)
+    # With a large eps, its position in the formula shows in the result.
     if hasattr(norm, "eps"):
         large = [dataclasses.replace(variant, eps=LARGE_EPS) for variant in configs]  # pyright: ignore[reportCallIssue]
         configs += [variant for variant in large if is_valid(variant, width)]
@@ -56,15 +63,17 @@ def variants(norm: NormConfig, width: int) -> list[NormConfig]:
 
 
 def _candidates(field: dataclasses.Field[Any], current: Any) -> list[Any]:
+    """Return other values of an option: all choices, both truths, or a few numbers, and None if it may be unset."""
     choices, kind = field.metadata.get("choices"), str(field.type)
     if choices:
         return [choice for choice in choices if choice != current]
-    unset = [None] if "None" in kind and current is not None else []
     if isinstance(current, bool) or "bool" in kind:
         return [value for value in (True, False) if value is not current]
+    candidates: list[Any] = []
     if "int" in kind:
-        low = int(field.metadata.get("at_least") or 1)
-        return [value for value in (low, 2, 3, 4, 8) if value != current] + unset
-    if "float" in kind:
-        return [value for value in (0.0, 0.3, 0.7, 3.0) if value != current] + unset
-    return []
+        candidates = [int(field.metadata.get("at_least") or 1), 2, 3, 4, 8]
+    elif "float" in kind:
+        candidates = [0.0, 0.3, 0.7, 3.0]
+    if candidates and "None" in kind and current is not None:
+        candidates.append(None)
+    return [value for value in candidates if value != current]

@@ -38,7 +38,10 @@ class AddedRows:
                 check_run_id(self._folder.metrics_path, run_id, self._folder.path)
         read = parse_rows(content)
         rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
-        self.damaged = (0 if is_from_start else self.damaged) + read.damaged + len(read.rows) - len(rows)
+        # Rows that are read again replace the earlier ones, and so do their damaged lines.
+        if is_from_start:
+            self.damaged = 0
+        self.damaged += read.damaged + len(read.rows) - len(rows)
         return rows, is_from_start
 
 
@@ -67,7 +70,8 @@ class AddedRecord:
             for _, part in self._folder.statistics.parts(problems):
                 added = _AddedBytes(part.file.path, row_type(part.layout.width).itemsize)
                 self._parts.setdefault(part.file.path, (part, added))
-            self._names = [] if problems else names  # a description that cannot be read now may be readable later
+            # A description that cannot be read now may be readable later, so that the next reading tries all again.
+            self._names = [] if problems else names
         added_rows = [(part, added.read()[0]) for part, added in self._parts.values()]
         return rows, [part.parse(content)[0] for part, content in added_rows if content]
 
@@ -92,6 +96,7 @@ class _AddedBytes:
             with open_to_read(self._path, LARGEST_METRICS) as file:
                 file.seek(self._position - len(self._before))
                 content = file.read()
+                # A resume cuts the file and writes other rows: the bytes before the position are not those of before.
                 if not content.startswith(self._before):
                     self._position, self._before = 0, b""
                     file.seek(0)
@@ -104,7 +109,10 @@ class _AddedBytes:
             raise io_error(self._path, "read", error) from error
         is_from_start = self._position == 0
         content = content[len(self._before) :]
-        end = content.rfind(b"\n") + 1 if self._row_size is None else len(content) - len(content) % self._row_size
+        # The writer may be in the middle of a row, which the next reading returns.
+        end = content.rfind(b"\n") + 1
+        if self._row_size is not None:
+            end = len(content) - len(content) % self._row_size
         self._position += end
         self._before = (self._before + content[:end])[-_COMPARED:]
         return content[:end], is_from_start

@@ -55,13 +55,16 @@ def write_archive(
         raise ConfigError(f"-o {output}: exists; give the name of a new file")
     folders: dict[str, Path] = {}
     for sweep, runs in found:
-        folders |= {f"{RUNS_FOLDER}/{run.run_id}": run.path for run in runs}
-        folders |= {} if sweep is None else {f"{SWEEPS_FOLDER}/{sweep.name}": sweep}
+        for run in runs:
+            folders[f"{RUNS_FOLDER}/{run.run_id}"] = run.path
+        if sweep is not None:
+            folders[f"{SWEEPS_FOLDER}/{sweep.name}"] = sweep
     files: dict[str, Path] = {}
     for name, folder in folders.items():
         check_links(folder)
-        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        files |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in paths}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                files[f"{name}/{path.relative_to(folder).as_posix()}"] = path
     if not any(name.endswith(f"/{RUN_FILE}") for name in files):
         raise StoreError(f"-o {output}: there is nothing to share, because no run has started; train the sweep first")
     make_folder(output.parent)
@@ -70,6 +73,7 @@ def write_archive(
             with ZipFile(new, "w", strict_timestamps=False) as archive:
                 for name, path in files.items():
                     is_checkpoint = _CHECKPOINT.fullmatch(name) is not None
+                    # Weights are as good as random numbers: compressing them takes long and saves nothing.
                     if _is_record(name) and (checkpoints or not is_checkpoint):
                         archive.write(path, name, ZIP_STORED if is_checkpoint else ZIP_DEFLATED)
             sync(new)
@@ -97,6 +101,7 @@ def absolute_paths(path: Path) -> list[str]:
     found: dict[str, None] = {}
     with ZipFile(path) as archive:
         for name in archive.namelist():
+            # Vocabularies and formulas have slashes, and nothing that a user has named.
             is_description = name.endswith("/tokenizer.json") or f"/{STATISTICS_FOLDER}/" in name
             if not name.endswith(".json") or is_description:
                 continue
@@ -121,6 +126,7 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
     try:
         with ZipFile(path) as archive:
             _check_entries(archive, path.stat().st_size)
+            # All entries are checked before the first is written; the folder has its name when the last one is there.
             with new_folder(folder) as new:
                 for entry in archive.infolist():
                     if _PAGE.fullmatch(entry.filename):
@@ -131,7 +137,7 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
                         shutil.copyfileobj(source, file)  # stops at the size that the entry declares
                         if file.tell() != entry.file_size:
                             raise ValueError(f"{entry.filename} has another size than it declares")
-                sweeps = sorted(each.name for each in (new / SWEEPS_FOLDER).glob("*") if has_plan(each))
+                sweeps = sorted(sweep.name for sweep in (new / SWEEPS_FOLDER).glob("*") if has_plan(sweep))
     except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of an entry at an impossible position
             raise io_error(folder, "written", error, setting="-o") from error
@@ -151,10 +157,12 @@ def _check_entries(archive: ZipFile, size: int) -> None:
             raise ValueError(f"{name} is a link or a device")
         if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
             raise ValueError(f"{name} is encrypted, or compressed by another method")
+    # A disk that ignores case would write one file over the other.
     if len({name.casefold() for name in names}) < len(names):
         raise ValueError("two files have one name")
     if not any(name.endswith(f"/{RUN_FILE}") for name in names):
         raise ValueError("it holds no run")
+    # A small file may declare contents that fill the disk.
     total = sum(entry.file_size for entry in entries)
     if len(names) > MOST_FILES or total > max(LARGEST, LARGEST_RATIO * size):
         raise ValueError(f"{counted(len(names), 'file')} of {total} bytes, too large for a file of {size}")

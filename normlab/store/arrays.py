@@ -77,8 +77,12 @@ class Part:
         """Delete the rows from `step` on, and a torn last row."""
         content = read_bytes(self.file.path)
         rows, intact = self._rows(content)
+        # The step of a damaged row may be any number, so an intact row tells where to cut.
         late = np.flatnonzero(intact & (rows["step"] >= step))
-        size = (int(late[0]) if len(late) else len(rows)) * rows.dtype.itemsize
+        kept_rows = len(rows)
+        if len(late):
+            kept_rows = int(late[0])
+        size = kept_rows * rows.dtype.itemsize
         if size < len(content):
             self.file.truncate(size)
 
@@ -111,6 +115,7 @@ class StatisticsFiles:
         """
         part = self._open.get(tier)
         if part is None or part.layout != profiles.layout:
+            # A file has one layout, so the old one is complete.
             if part is not None:
                 part.file.sync()
                 part.file.close()
@@ -123,8 +128,11 @@ class StatisticsFiles:
         Args:
             problems: Receives a message for each description that is missing, damaged or of another format.
         """
-        matches = filter(None, map(_NAME.fullmatch, self.file_names()))
-        for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
+        # The rows and their description are two files of one part. Numbers sort as numbers: core.10 after core.2.
+        numbered: set[tuple[str, int]] = set()
+        for match in self._matches():
+            numbered.add((match["tier"], int(match["part"] or 1)))
+        for tier, number in sorted(numbered):
             path = self._description_path(tier, number)
             try:
                 described = read_record(path)
@@ -142,24 +150,25 @@ class StatisticsFiles:
 
         Parts without a readable description are left out; `parts` reports them.
         """
-        profiles, damaged = [], 0
+        profiles: list[Profiles] = []
+        damaged_rows = 0
         for part_tier, part in self.parts([]):
             if part_tier == tier:
-                intact, damaged_rows = part.parse(read_bytes(part.file.path))
+                intact, damaged_of_part = part.parse(read_bytes(part.file.path))
                 profiles.append(intact)
-                damaged += damaged_rows
-        return profiles, damaged
+                damaged_rows += damaged_of_part
+        return profiles, damaged_rows
 
     def digests(self, tiers: Collection[str] = TIERS) -> dict[str, RowsDigest]:
         """Return the number of rows and the SHA-256 of each file with a readable description, by its name."""
-        found: dict[str, RowsDigest] = {}
+        digests: dict[str, RowsDigest] = {}
         for tier, part in self.parts([]):
             if tier not in tiers:
                 continue
             content = read_bytes(part.file.path)
             rows = len(content) // row_type(part.layout.width).itemsize
-            found[part.file.path.name] = RowsDigest(rows, hashlib.sha256(content).hexdigest())
-        return found
+            digests[part.file.path.name] = RowsDigest(rows, hashlib.sha256(content).hexdigest())
+        return digests
 
     def truncate(self, step: int) -> None:
         """Delete the rows from `step` on."""
@@ -173,9 +182,12 @@ class StatisticsFiles:
         Raises:
             StoreError: A row or a description is damaged, or of another run; nothing is copied then.
         """
+        # Everything is read before anything is written: a copy of a part of the rows would look complete.
         problems: list[str] = []
         tiers = {tier: self.read(tier) for tier, _ in self.parts(problems)}
-        problems += [f"{self.path}: damaged rows: {rows}; restore a copy" for _, rows in tiers.values() if rows]
+        for _, damaged_rows in tiers.values():
+            if damaged_rows:
+                problems.append(f"{self.path}: damaged rows: {damaged_rows}; restore a copy")
         if problems:
             raise StoreError(problems[0])
         copies = StatisticsFiles(path)
@@ -204,16 +216,23 @@ class StatisticsFiles:
             raise io_error(self.path, "read", error) from error
 
     def _description_path(self, tier: str, number: int) -> Path:
-        return self.path / (f"{tier}.json" if number == 1 else f"{tier}.{number}.json")
+        if number == 1:
+            return self.path / f"{tier}.json"
+        return self.path / f"{tier}.{number}.json"
+
+    def _matches(self) -> list[re.Match[str]]:
+        """Return the match of each name of a file of statistics, with its `tier` and `part`."""
+        matches = map(_NAME.fullmatch, self.file_names())
+        return [match for match in matches if match is not None]
 
     def _find_or_create(self, tier: str, layout: Layout) -> Part:
         for part_tier, part in self.parts([]):
             if part_tier == tier and part.layout == layout:
                 return part
         # Never reuse the number of a file without a description: its rows may have another layout.
-        matches = filter(None, map(_NAME.fullmatch, self.file_names()))
-        numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
+        numbers = [int(match["part"] or 1) for match in self._matches() if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
+        # The description comes before the rows: without it they are numbers without names.
         make_folder(self.path, parents=False)
         write_atomic(path, with_checksum(description(self.path.parent.name, tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
@@ -221,8 +240,13 @@ class StatisticsFiles:
 
 def description(run_id: str, tier: str, layout: Layout) -> dict[str, Any]:
     """Return the content of a description file: the columns, formulas and units of a layout."""
+    # Each once, in the order of the columns.
     names = dict.fromkeys(group.statistic for group in layout.groups)
+    kinds = dict.fromkeys(STATISTICS[name].of for name in names)
     fields = ("formula", "unit", "of", "merge", "question", "source")
+    statistics: dict[str, dict[str, Any]] = {}
+    for name in names:
+        statistics[name] = {field: getattr(STATISTICS[name], field) for field in fields}
     return {
         "run_id": run_id,
         "tier": tier,
@@ -230,7 +254,7 @@ def description(run_id: str, tier: str, layout: Layout) -> dict[str, Any]:
         "numbers": layout.width,
         "order": "group by group, and in a group place by place",
         "places": LAYERS,
-        "of": {of: OF[of] for of in dict.fromkeys(STATISTICS[name].of for name in names)},
-        "statistics": {name: {field: getattr(STATISTICS[name], field) for field in fields} for name in names},
+        "of": {kind: OF[kind] for kind in kinds},
+        "statistics": statistics,
         **layout.as_tree(),
     }

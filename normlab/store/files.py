@@ -44,18 +44,23 @@ def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting
     """
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
     if error.errno in _FORBIDDEN:
-        right = "writable" if error.errno == errno.EROFS else _MISSING_RIGHT.get(action, "writable")
+        right = _MISSING_RIGHT.get(action, "writable")
+        if error.errno == errno.EROFS:  # a disk that is read-only refuses writing, whatever the action
+            right = "writable"
         # A file that does not exist yet, such as a temporary file, needs the rights of its folder.
-        denied = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
+        denied = path
+        if isinstance(error.filename, str | bytes):
+            denied = Path(os.fsdecode(error.filename))
         while not os.path.lexists(denied) and denied != denied.parent:
             denied = denied.parent
-        remedy = f"make {'it' if denied == path else denied} {right}, or choose another {setting}"
+        subject = "it" if denied == path else denied
+        remedy = f"make {subject} {right}, or choose another {setting}"
     elif action == "read" and error.errno == errno.ENOENT:
         remedy = "restore a copy"
     elif error.errno in _BAD_PATH:
         remedy = f"choose another {setting}"
-    parts = [f"{path}: cannot be {action} ({error.strerror or error})", *filter(None, [safe]), remedy]
-    return DiskError("; ".join(parts))
+    parts = [f"{path}: cannot be {action} ({error.strerror or error})", safe, remedy]
+    return DiskError("; ".join(part for part in parts if part))
 
 
 def is_file_name(value: object) -> TypeGuard[str]:
@@ -138,6 +143,7 @@ def _replace_by_copy(path: Path, descriptor: int) -> None:
     if is_at(descriptor, path):
         with _replacement(path) as copy, open(os.dup(descriptor), "rb") as file:
             os.fchmod(copy, stat.S_IMODE(os.fstat(descriptor).st_mode))
+            # A piece at a time: metrics may have more bytes than the machine has memory.
             while content := file.read(2**20):
                 write_all(copy, content)
 
@@ -208,6 +214,7 @@ def _replacement(path: Path) -> Iterator[int]:
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # Synced before it is renamed: after a power cut, the name must not be that of an empty file.
         try:
             yield descriptor
             os.fsync(descriptor)
@@ -292,6 +299,7 @@ class AppendFile:
     def _open(self) -> int:
         if self._descriptor is None:
             self._descriptor = open_to_change(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            # A killed writer may have left half a line, which the next row must not continue.
             size = os.fstat(self._descriptor).st_size
             if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 write_all(self._descriptor, b"\n")

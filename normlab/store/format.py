@@ -73,17 +73,21 @@ def decode(value: Any) -> Any:
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
         return {key: decode(item) for key, item in value.items()}
-    return list(map(decode, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    return value
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """Return `value` as strict ASCII JSON that ends in a newline: one line unless `indent` is given."""
+    # A row of metrics has no space; a record is for people too.
     separators = (",", ":") if indent is None else None
     return json.dumps(encode(value), allow_nan=False, indent=indent, separators=separators).encode() + b"\n"
 
 
 def with_checksum(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
     """Return a record as the content of a file: the version, the fields, and the SHA-256 of the file without it."""
+    # The version comes first in the file and cannot be overwritten by a field of the record.
     return _with_checksum(to_json({"version": version} | {**record, "version": version}, indent=2))
 
 
@@ -93,6 +97,7 @@ def without_checksum(content: bytes) -> bytes:
     Raises:
         ValueError: The checksum is missing or does not match. (JSON may still parse after a bit has flipped.)
     """
+    # The whole file is compared, so that bytes after the checksum are noticed, too.
     plain = content.rpartition(_CHECKSUM)[0] + _END
     if content != _with_checksum(plain):
         raise ValueError("its checksum does not match")

@@ -46,7 +46,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     with _owned(path, os.O_RDONLY | os.O_DIRECTORY) as hidden:
         for left in hidden.iterdir():  # by a killed process
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
         try:
             yield hidden
             hidden.rename(path)
@@ -93,6 +96,7 @@ def delete_folder(path: Path) -> None:
     try:
         if hidden.exists():  # left by a killed process
             shutil.rmtree(hidden)
+        # Renamed first: a kill in the middle leaves no folder of this name that lacks some of its files.
         path.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:

@@ -53,19 +53,23 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
         raise io_error(path, "locked", error) from error
     if descriptor is None:
         content = _content(path)
-        owner = f"process {content.get('pid')} on {content.get('host')}" if content else "another process"
-        other = f", or {alternative} starts another beside it" if alternative else ""
-        raise StoreError(f"{subject} is active in {owner}; wait for it or stop it{other}")
+        owner = "another process"
+        if content:
+            owner = f"process {content.get('pid')} on {content.get('host')}"
+        remedy = "wait for it or stop it"
+        if alternative:
+            remedy += f", or {alternative} starts another beside it"
+        raise StoreError(f"{subject} is active in {owner}; {remedy}")
     _locked.add(descriptor)
-    owner = os.getpid()
+    process = os.getpid()
     try:
         # The lock needs no content, so a full disk does no harm.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            write_all(descriptor, to_json({"pid": owner, "started": time.time(), "host": os.uname().nodename}))
+            write_all(descriptor, to_json({"pid": process, "started": time.time(), "host": os.uname().nodename}))
         yield descriptor
     finally:
-        if os.getpid() == owner:  # a forked child also leaves the block
+        if os.getpid() == process:  # a forked child also leaves the block
             _locked.discard(descriptor)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -106,6 +110,7 @@ def is_locked(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
     except FileNotFoundError:
         return False
+    # A shared lock, so that readers do not keep each other out, and none waits for a writer.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

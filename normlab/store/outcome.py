@@ -64,17 +64,27 @@ class References:
     @property
     def start(self) -> float:
         """The larger of ln V and the initial loss."""
-        return self.uniform if self.initial is None else max(self.uniform, self.initial)
+        if self.initial is None:
+            return self.uniform
+        return max(self.uniform, self.initial)
 
     @property
     def band(self) -> tuple[float, float]:
+        # Where the bigram entropy is close to U, the band ends halfway: a lower loss is nearer to the bigram model's.
         halfway = (self.unigram + self.bigram) / 2
-        return max((1 - BAND) * self.unigram, min(halfway, self.unigram)), (1 + BAND) * self.unigram
+        low = max((1 - BAND) * self.unigram, min(halfway, self.unigram))
+        return low, (1 + BAND) * self.unigram
 
     def level(self, loss: float) -> int:
         """Return the level of a loss, 0 (uses the context) to 3 (worse than no training)."""
         low, high = self.band
-        return 0 if loss < low else 1 if loss <= high else 2 if loss <= (1 + BAND) * self.start else 3
+        if loss < low:
+            return 0
+        if loss <= high:
+            return 1
+        if loss <= (1 + BAND) * self.start:
+            return 2
+        return 3
 
 
 def outcome(final: float, best: float, references: References, *, finite: bool = True) -> str:
@@ -106,7 +116,9 @@ def final_losses(outcome: str | None, loss: float | None) -> tuple[float | None,
     """
     if outcome != DIVERGED:
         return loss, None
-    return None, loss if loss is not None and math.isfinite(loss) else None
+    if loss is None or not math.isfinite(loss):
+        return None, None
+    return None, loss
 
 
 def explain_loss(outcome: str | None, final: float, best: float | None, references: References) -> str:
@@ -120,16 +132,21 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
     """
     level = references.level(final)
     if outcome == REGRESSED and best is not None:
-        reason = "worse than the untrained model" if level == 3 else "it lost what it had learned"
+        reason = "it lost what it had learned"
+        if level == 3:
+            reason = "worse than the untrained model"
         return f"up from a best of {best:.4f}: {reason}"
     # On little text the bigram model is worse than the unigram model, so that being below it says nothing.
     name, baseline = "unigram", references.unigram
     if level == 0 and references.bigram < references.unigram:
         name, baseline = "bigram", references.bigram
-    text = f"{abs(final - baseline):.4f} {'below' if final < baseline else 'above'} {name} {baseline:.4f}"
+    side = "below" if final < baseline else "above"
+    text = f"{abs(final - baseline):.4f} {side} {name} {baseline:.4f}"
     if level and outcome == STUCK:
         return f"{text}: no better than a model that knows only how often tokens occur"
-    return f"{text}: it has not yet learned how often tokens occur" if level > 1 else text
+    if level > 1:
+        return f"{text}: it has not yet learned how often tokens occur"
+    return text
 
 
 def format_loss(loss: float | None, sign: str = "") -> str:
@@ -142,4 +159,6 @@ def format_loss(loss: float | None, sign: str = "") -> str:
     if loss is None:
         return "?"
     digits = ".4f" if abs(loss) < 1e5 else ".4g"
-    return format(loss, digits if math.isnan(loss) else sign + digits)
+    if math.isnan(loss):  # it has no sign
+        return format(loss, digits)
+    return format(loss, sign + digits)

@@ -37,7 +37,9 @@ class PlannedRun:
     @property
     def arm(self) -> str:
         """The name of its arm; empty without one."""
-        return next((text.removeprefix(PREFIX) for text in self.overrides[:1] if text.startswith(PREFIX)), "")
+        if self.overrides and self.overrides[0].startswith(PREFIX):
+            return self.overrides[0].removeprefix(PREFIX)
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,11 @@ def study_note(study: str, criterion: str) -> str:
 
 def study_of(notes: Sequence[str]) -> tuple[str, str] | None:
     """Return the study and the hash of the criterion from the notes of a plan; None if it belongs to no study."""
-    found = (re.fullmatch(r"study (\w+), criterion ([0-9a-f]{12})", note) for note in notes)
-    return next(((match[1], match[2]) for match in found if match), None)
+    for note in notes:
+        match = re.fullmatch(r"study (\w+), criterion ([0-9a-f]{12})", note)
+        if match:
+            return match[1], match[2]
+    return None
 
 
 def sweep_folder(results_dir: str | os.PathLike[str], name: str) -> Path:
@@ -114,9 +119,12 @@ def read_plan(folder: Path, new_name: str = "") -> Plan:
     """
     path = folder / PLAN_FILE
     plan = read_record(path, Plan)
-    if problem := _problem_of(plan):
+    problem = _problem_of(plan)
+    if problem:
         raise StoreError(f"{path}: is not a valid plan ({problem}); {HOW_TO_FIX[PLAN_FILE]}")
-    if plan.name not in (name := folder.absolute().name, new_name):
+    # A plan in the folder of another sweep would have its packs' ends and its checks, too.
+    name = folder.absolute().name
+    if plan.name not in (name, new_name):
         raise StoreError(
             f"{path}: is of sweep {plan.name}, not of {name}; if `normlab rename {name} {plan.name}` was killed, run "
             f"it again; if the plans of two sweeps are exchanged, exchange them back; if {folder} is a copy of the "
@@ -162,8 +170,9 @@ def read_used_runs(folder: Path) -> list[tuple[str, str]]:
 def _problem_of(plan: Plan) -> str:
     """Return why a plan is not valid; empty if it is."""
     # A run id is the name of a folder, never a path that leads out of the runs' folder.
-    if invalid := [run.run_id for run in plan.runs if not is_file_name(run.run_id)]:
-        return f"{invalid[0]!r:.40} is not a run id"
+    for run in plan.runs:
+        if not is_file_name(run.run_id):
+            return f"{run.run_id!r:.40} is not a run id"
     if not is_file_name(plan.name):
         return f"{plan.name!r:.40} is not the name of a sweep"
     if len({pack.number for pack in plan.packs}) < len(plan.packs):
@@ -171,4 +180,7 @@ def _problem_of(plan: Plan) -> str:
     members = [index for pack in plan.packs for index in pack.runs]
     if members and max(members) >= len(plan.runs):
         return f"a pack has a run outside of the {counted(len(plan.runs), 'run')}"
-    return "a run is in two packs, or twice in one" if len({*members}) < len(members) else ""
+    # Two packs would write to one run.
+    if len(set(members)) < len(members):
+        return "a run is in two packs, or twice in one"
+    return ""

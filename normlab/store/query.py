@@ -53,20 +53,24 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     Raises:
         StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
     """
-    names = [names] if isinstance(names, str | os.PathLike) else names
+    if isinstance(names, str | os.PathLike):
+        names = [names]
     with _without_garbage_collection():
         selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
     command = _command(["summarize", *(os.fspath(name) for name in names)], results_dir)
+    # A name for the page and the tables, which a single run or a results folder among the names has not.
     sweeps = [selection.name for selection in selections]
-    name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
+    name = ""
+    if all(sweeps):
+        name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
     home = selections[0].home if len(selections) == 1 else Path(results_dir)
-    result = Selection(_merge(selections, command), name if all(sweeps) else "", home)
+    result = Selection(_merge(selections, command), name, home)
     if not result.started:
         where = ", ".join(map(str, names)) or os.fspath(results_dir)
         waiting = count_not_started(result.records)
-        raise StoreError(
-            f"{where}: none of the sweep's {counted(waiting, 'run')} has started" if waiting else no_runs_message(where)
-        )
+        if waiting:
+            raise StoreError(f"{where}: none of the sweep's {counted(waiting, 'run')} has started")
+        raise StoreError(no_runs_message(where))
     return result
 
 
@@ -83,6 +87,7 @@ def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
     """The sweep of which a run has its arm."""
     for selection in selections:
         for record in selection.records:
+            # Two names may be paths to one folder, by a link or a relative path.
             path = _identity(record.folder.path)
             first = merged.get(path, record)
             if first.arm_conflict is not None:
@@ -156,6 +161,7 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
         NoSuchRun: No run matches; the message lists the candidates.
         StoreError: Several do.
     """
+    # A path or an id first: neither needs the records of the other runs, which may be thousands.
     if query and os.path.isfile(Path(query) / RUN_FILE):
         return RunFolder(_path(query).absolute())
     runs = _runs_folder(Path(results_dir))
@@ -166,9 +172,12 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
     if len(matches) == 1:
         return matches[0]
     if matches:
+        # Runs may share a name, so that no longer name tells them apart.
         advice = "give the id" if query in names.values() else "give more of the id"
         raise StoreError(f"run {query!r} could be {shorten(_titles(matches, names))}; {advice}")
-    sweeps = [folder.name for folder in sweep_folders(results_dir)] if or_sweep else []
+    sweeps: list[str] = []
+    if or_sweep:
+        sweeps = [folder.name for folder in sweep_folders(results_dir)]
     kind = "run or sweep" if sweeps else "run"
     if not names:
         raise NoSuchRun(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
@@ -216,8 +225,12 @@ def sweep_folders(results_dir: Folder) -> list[Path]:
 def find_sweep(name: str, results_dir: Folder) -> Path | None:
     """Return the folder of the sweep with a path or a name; None if there is none."""
     path = _path(name)
-    folders = [path, *([sweep_folder(results_dir, name)] if len(path.parts) == 1 else [])]
-    return next(filter(has_plan, folders), None)
+    if has_plan(path):
+        return path
+    in_results = sweep_folder(results_dir, name)
+    if len(path.parts) == 1 and has_plan(in_results):
+        return in_results
+    return None
 
 
 def _path(name: str) -> Path:
@@ -228,7 +241,10 @@ def _path(name: str) -> Path:
     path = Path(name)
     if path.is_symlink() and path.parent.name not in (RUNS_FOLDER, SWEEPS_FOLDER):
         return Path(os.path.realpath(path))
-    return Path(os.path.abspath(path)) if ".." in path.parts else path
+    # The name of the folder is that of the sweep, which `..` hides.
+    if ".." in path.parts:
+        return Path(os.path.abspath(path))
+    return path
 
 
 def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Path | None, list[RunFolder]]]:
@@ -241,7 +257,8 @@ def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Pa
         StoreError: A sweep's plan cannot be read.
     """
     for name in names:
-        if (sweep := find_sweep(name, results_dir)) is None:
+        sweep = find_sweep(name, results_dir)
+        if sweep is None:
             yield None, [resolve_run(name, results_dir, or_sweep=True)]
             continue
         sweep = sweep.absolute()
@@ -272,13 +289,18 @@ def is_run(folder: Path) -> bool:
 
 def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
     folder = _path(name)
-    sweep = sweep_folder(results_dir, name) if len(folder.parts) == 1 else folder
+    # An existing path comes first: a sweep or a run of the same name can still be named by its own path.
     if has_plan(folder):
         return _sweep(folder)
     if is_run(folder):
         return Selection(find_runs(folder), "", Path(results_dir))
-    if records := find_runs(folder):
-        return Selection(records, "", folder.parent if folder.name == RUNS_FOLDER else folder)
+    records = find_runs(folder)
+    if records:
+        home = folder.parent if folder.name == RUNS_FOLDER else folder
+        return Selection(records, "", home)
+    sweep = folder
+    if len(folder.parts) == 1:
+        sweep = sweep_folder(results_dir, name)
     if has_plan(sweep):
         return _sweep(sweep)
     if os.path.isdir(folder) or folder == Path(results_dir):
@@ -290,32 +312,39 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
 def _sweep(folder: Path) -> Selection:
     plan = read_plan(folder)
     name = one_line(plan.name)
+    absolute_folder = folder.absolute()
     records: list[RunEntry] = []
     for planned in plan.runs:
-        run, arm = run_of(folder.absolute(), planned), one_line(planned.arm)
-        if is_run(run.path):
-            # Another sweep may have trained the run; the notes of this plan report other pack sizes.
-            record = RunRecord.read(run)
-            if isinstance(record, RunRecord):
-                pack = replace(record.run.pack, sweep=plan.name)
-                record = replace(record, run=replace(record.run, pack=pack))
-            records.append(replace(record, arm=arm, design=plan.design))
-        else:
+        run, arm = run_of(absolute_folder, planned), one_line(planned.arm)
+        if not is_run(run.path):
             problem = f"planned by the sweep {name}, not started"
             options = flatten(planned.config)
             records.append(RunEntry(run, NOT_STARTED, problem=problem, options=options, arm=arm, design=plan.design))
+            continue
+        record = RunRecord.read(run)
+        if isinstance(record, RunRecord):
+            # Another sweep may have trained the run; the notes of this plan report other pack sizes.
+            pack = replace(record.run.pack, sweep=plan.name)
+            run_in_sweep = replace(record.run, pack=pack)
+            records.append(replace(record, run=run_in_sweep, arm=arm, design=plan.design))
+        else:
+            records.append(replace(record, arm=arm, design=plan.design))
     return Selection(records, name, folder)
 
 
 def _runs_folder(top: Path) -> Path:
     # os.path returns False for a name that is too long; Path raises.
-    return top / RUNS_FOLDER if os.path.isdir(top / RUNS_FOLDER) else top
+    if os.path.isdir(top / RUNS_FOLDER):
+        return top / RUNS_FOLDER
+    return top
 
 
 def _children(folder: Path) -> list[Path]:
     """Return the entries of a folder that are not hidden, sorted; none if it does not exist."""
+    if not os.path.isdir(folder):
+        return []
     try:
-        children = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+        children = sorted(folder.iterdir())
     except OSError as error:
         raise io_error(folder, "read", error) from error
     return [child for child in children if not child.name.startswith(".")]

@@ -74,8 +74,10 @@ def read_record(path: Path, kind: type[T] = dict[str, Any]) -> T:
     Raises:
         StoreError: The file is missing or damaged, or has another format.
     """
+    # A larger file is no record, and reading it could take all memory.
+    max_bytes = LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD
     try:
-        return parse_record(path, read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD), kind)
+        return parse_record(path, read_at_most(path, max_bytes), kind)
     except ValueError as error:
         raise damaged(path, error) from None
     except RecursionError:
@@ -98,7 +100,8 @@ def parse_record(path: Path, content: bytes, kind: type[T] = dict[str, Any]) -> 
         plain = without_checksum(content)
     except ValueError:
         with contextlib.suppress(ValueError):  # older formats have another checksum
-            if (version := from_json(content).get("version")) in range(1, RECORD_VERSION):
+            version = from_json(content).get("version")
+            if version in range(1, RECORD_VERSION):
                 check_format(path, version)
         raise
     if b"\\ud" in plain:  # half of a surrogate pair, as in a path that is no UTF-8, which msgspec does not decode
@@ -237,17 +240,21 @@ class Rows:
     def problem(self, path: Path) -> str:
         """Return a message with the number of damaged lines, without a torn last one; empty if there are none."""
         lost = self.damaged - self.torn
-        return f"{path}: damaged rows, left out: {lost}" if lost else ""
+        if lost == 0:
+            return ""
+        return f"{path}: damaged rows, left out: {lost}"
 
 
 def parse_rows(content: bytes, *kinds: str, decoder: msgspec.json.Decoder[Any] = _DECODER) -> Rows:
     """Return the rows in the content of a run's metrics, or in some of its lines: of some kinds, or all."""
     lines = content.split(b"\n")
     is_complete = not lines[-1]  # every complete line ends in a newline
-    lines = list(filter(None, lines))
+    lines = [line for line in lines if line]
     if kinds:
+        # The kind is the first field of a row, so that rows of other kinds need no parsing.
         starts = tuple(b'{"kind":"%b"' % kind.encode() for kind in kinds)
         lines = [line for line in lines if line.startswith(starts)]
+    # All lines at once are parsed several times as fast as one by one, and are nearly always intact.
     try:
         rows = decoder.decode_lines(b"\n".join(lines))
     except ValueError:
@@ -255,7 +262,9 @@ def parse_rows(content: bytes, *kinds: str, decoder: msgspec.json.Decoder[Any] =
     if len(rows) == len(lines):  # else a line is damaged
         rows = msgspec.to_builtins(rows)
         # Each NaN is `math.nan`, so that two rows compare equal.
-        return Rows(list(map(decode, map(encode, rows))) if b'nan"' in content else rows, damaged=0, torn=False)
+        if b'nan"' in content:
+            rows = [decode(encode(row)) for row in rows]
+        return Rows(rows, damaged=0, torn=False)
     parsed = [_parse(line, decoder) for line in lines]
     rows = [row for row in parsed if row is not None]
     return Rows(rows, len(parsed) - len(rows), torn=not is_complete and parsed[-1] is None)
@@ -278,7 +287,10 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
         raise damaged(path, error) from None
     except OSError as error:
         raise io_error(path, "read", error) from error
-    return _parse(lines[-2]) if len(lines) > 1 else None
+    # The last part is empty, or a row whose end is not written yet.
+    if len(lines) < 2:
+        return None
+    return _parse(lines[-2])
 
 
 def _parse(line: bytes, decoder: msgspec.json.Decoder[Any] = _DECODER) -> dict[str, Any] | None:

@@ -35,7 +35,9 @@ Setting = str | int | float | bool | None
 
 def as_setting(value: Any) -> Setting:
     """Return the value of an option: a list or a mapping as JSON."""
-    return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return json.dumps(value)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
@@ -95,6 +97,7 @@ class Baselines:
     bigram: float
 
     def __post_init__(self) -> None:
+        # Levels and outcomes compare losses with these, and a comparison with NaN is always false.
         if not all(map(math.isfinite, (self.uniform, self.unigram, self.bigram))):
             raise ValueError(f"{self} is not finite")
 
@@ -142,7 +145,9 @@ class Git:
     @property
     def label(self) -> str:
         """The beginnings of the commit and of the hash of its changes, as text."""
-        return self.commit[:10] + (f" with changes {self.diff[:10]}" if self.diff else "")
+        if not self.diff:
+            return self.commit[:10]
+        return f"{self.commit[:10]} with changes {self.diff[:10]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +183,7 @@ class Run:
     pack: RecordedPack = RecordedPack()
 
     def __post_init__(self) -> None:
+        # The record may be a stranger's: its id becomes the name of a folder, and its times become dates.
         if not is_file_name(self.run_id):
             raise ValueError(f"{self.run_id!r:.40} is not a run id")
         if not (math.isfinite(self.flops_per_token) and 0 <= self.created < YEAR_10000):
@@ -231,6 +237,7 @@ class RunRecord(RunEntry):
     @classmethod
     def planned(cls, folder: RunFolder, config: RunConfig, machine: Machine, pack: RecordedPack) -> RunRecord:
         """Return a record with the settings that a planned run will have, and without its corpus."""
+        # The corpus is read when the run starts, so that a plan has no baselines yet.
         nothing = TextRead(rows=0, documents=0, empty=0, null=0)
         baselines = Baselines(uniform=0.0, unigram=0.0, bigram=0.0)
         run = Run(
@@ -265,9 +272,11 @@ class RunRecord(RunEntry):
         try:
             run = folder.run(Run)
             state, status = folder.state_and_status()
+            # Without its status, a run that has taken steps would seem to have been killed at step 0.
             if state == KILLED and folder.has_lost_status() and not allow_lost_status:
                 raise StoreError(f"{folder.path / STATUS_FILE}: is missing; {RESTORES_STATUS}")
             config = parse_config(run.config)  # checks the type and the limits of every value
+            # The folder may have been moved or copied since the run started.
             config.results_dir = str(folder.path.parent.parent)
             return cls(folder, state, options=flatten_groups(run.config), run=run, config=config, status=status)
         except ConfigError as error:
@@ -302,12 +311,21 @@ class RunRecord(RunEntry):
     @property
     def outcome(self) -> str | None:
         """The run's outcome; None if it is not completed."""
-        return DIVERGED if self.state == DIVERGED else self.status.outcome if self.state == FINISHED else None
+        if self.state == DIVERGED:
+            return DIVERGED
+        if self.state == FINISHED:
+            return self.status.outcome
+        return None
 
     @property
     def result(self) -> str:
         """One of `RESULTS`: the outcome of a completed run, else failed or unfinished."""
-        return self.outcome or (FAILED if self.state == FAILED else UNFINISHED)
+        outcome = self.outcome
+        if outcome is not None:
+            return outcome
+        if self.state == FAILED:
+            return FAILED
+        return UNFINISHED
 
     @property
     def has_loss(self) -> bool:
@@ -317,8 +335,12 @@ class RunRecord(RunEntry):
     @property
     def loss(self) -> float:
         """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
-        loss = self.status.val_loss if self.has_loss else None
-        return math.inf if self.result == DIVERGED else math.nan if loss is None else loss
+        # A diverged run has a last finite loss, too; in a mean over seeds it must not count as that.
+        if self.result == DIVERGED:
+            return math.inf
+        if not self.has_loss or self.status.val_loss is None:
+            return math.nan
+        return self.status.val_loss
 
     @property
     def has_learned(self) -> bool:

@@ -2,8 +2,8 @@
 
 `run.json` is written once. `status.json` is replaced. `metrics.jsonl` is appended to, one line per row after the first,
 which has the run's id, and cut back to a checkpoint's length when a run is resumed; so are the statistics
-(`arrays.py`). The writer holds `lock()`. Reading
-needs no lock and disturbs no writer. Methods that read or write a file raise StoreError where the system refuses.
+(`arrays.py`). The writer holds `lock()`. Reading needs no lock and disturbs no writer. Methods that read or write
+a file raise StoreError where the system refuses.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class RunFolder:
             return Status(RUNNING)
         status = read_record(path, Status)
         check_run_id(path, status.run_id, self.path)
-        if missing := status.missing:
+        missing = status.missing
+        if missing:
             raise damaged(path, f"a run that is {status.state} has no {missing}")
         return status
 
@@ -182,6 +183,7 @@ class RunFolder:
         check_links(self.path)
         make_folder(self.path)
         with file_lock(self.path / LOCK_FILE, f"run {self.run_id}") as self._lock:
+            # Behind the lock: before it, they may be another writer's that is alive.
             for folder in (self.path, self.path / STATISTICS_FOLDER):
                 delete_temporaries(folder)
             try:
@@ -198,6 +200,7 @@ class RunFolder:
         """
         if self._lock is None:
             return
+        # The lock is on the file that was opened, wherever it is now; a file at the path may be another one.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK_FILE)):
                 return
@@ -216,12 +219,14 @@ class RunFolder:
         if not content:
             return
         self.check_place()
+        # In the same system call as the first row: a kill leaves no row without the id of its run.
         if self.size() == 0:
             content = first_line(self.run_id) + content
         self._metrics.append(content)
 
     def sync(self) -> None:
         """Wait until rows and statistics are on the disk, so that a power cut does not lose them."""
+        # Statistics first: readers take a step's row as the sign that its statistics are there.
         if self._statistics is not None:
             self._statistics.sync()
         self._metrics.sync()
@@ -297,9 +302,11 @@ class RunFolder:
         except StoreError as error:
             return str(error)
         for name, written in status.statistics.items():
-            is_compared = tiers is None or name.partition(".")[0] in tiers
-            if is_compared and (change := self._change(f"statistics ({name})", current.get(name), written)):
-                return change
+            tier, _, _ = name.partition(".")
+            if tiers is None or tier in tiers:
+                change = self._change(f"statistics ({name})", current.get(name), written)
+                if change:
+                    return change
         return ""
 
     def _change(self, name: str, current: RowsDigest | None, written: RowsDigest) -> str:
@@ -308,11 +315,14 @@ class RunFolder:
             return ""
         if current is not None and current.rows == written.rows:
             return f"the {name} of run {self.run_id} are not those that were written; restore a copy"
-        rows = f"{counted(0 if current is None else current.rows, 'row')} where {written.rows} were written"
+        current_rows = 0 if current is None else current.rows
+        rows = f"{counted(current_rows, 'row')} where {written.rows} were written"
         return f"the {name} of run {self.run_id} have {rows}; restore a copy"
 
 
 def digest(content: bytes) -> RowsDigest:
     """Return the number of lines and the SHA-256 of the metrics."""
-    lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+    lines = content.count(b"\n")
+    if content and not content.endswith(b"\n"):  # a torn last line counts as well
+        lines += 1
     return RowsDigest(lines, hashlib.sha256(content).hexdigest())

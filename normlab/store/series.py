@@ -45,8 +45,11 @@ def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64
     """Return each of `NAMES` for some training rows, (S,), in their order."""
     import numpy as np  # slow to import, and a summary of runs reads evaluations alone
 
-    keys = {name: CLIP_FACTOR_KEY if name == "clip_factor" else name for name in NAMES}
-    return {name: np.array([row[key] for row in rows], dtype=np.float64) for name, key in keys.items()}
+    series: dict[str, NDArray[np.float64]] = {}
+    for name in NAMES:
+        key = CLIP_FACTOR_KEY if name == "clip_factor" else name
+        series[name] = np.array([row[key] for row in rows], dtype=np.float64)
+    return series
 
 
 class Evaluation(NamedTuple):
@@ -67,6 +70,7 @@ def evaluations(folder: RunFolder) -> list[Evaluation]:
 
 
 def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    # The pace of a step is recorded before the evaluation at it, so that its seconds are known then.
     result: list[Evaluation] = []
     seconds: dict[int, float] = {0: 0.0}
     for row in rows:

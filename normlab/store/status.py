@@ -29,7 +29,11 @@ class RecordedPack:
     """The ids of its runs; empty for a run that trained alone."""
 
     def __post_init__(self) -> None:
-        for name in (*self.runs, *([] if self.sweep is None else [self.sweep])):
+        # They become parts of paths, and the record may be a stranger's.
+        names = list(self.runs)
+        if self.sweep is not None:
+            names.append(self.sweep)
+        for name in names:
             if not is_file_name(name):
                 raise ValueError(f"{name!r:.40} is not the name of a run or a sweep")
 
@@ -60,7 +64,9 @@ class Divergence:
     def __str__(self) -> str:
         text = self.reason or f"loss {format_loss(self.loss)}, gradient norm {self.grad_norm:.4g}"
         last = self.last_finite
-        return text if last is None else f"{text}; last finite at step {last.step}: {last}"
+        if last is None:
+            return text
+        return f"{text}; last finite at step {last.step}: {last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,7 @@ class Status:
     """Unix time of the file, seconds."""
 
     def __post_init__(self) -> None:
+        # Training in float32 has no larger finite loss, so the file is not a run's. An infinite one is: it diverged.
         for loss in (self.train_loss, self.val_loss, self.best_val_loss, self.initial_val_loss):
             if loss is not None and LARGEST_LOSS < abs(loss) < math.inf:
                 raise ValueError(f"{loss} is no loss")
@@ -141,7 +148,10 @@ class Status:
     def missing(self) -> str:
         """The field that a completed run must have and that this status lacks; empty if it has all."""
         required = {FINISHED: ("outcome", "val_loss", "best_val_loss"), DIVERGED: ("diverged",)}
-        return next((name for name in required.get(self.state, ()) if getattr(self, name) is None), "")
+        for name in required.get(self.state, ()):
+            if getattr(self, name) is None:
+                return name
+        return ""
 
     def completed(self, references: References, last_finite: StepNumbers | None) -> Status:
         """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
@@ -173,6 +183,7 @@ def _reason_of_divergence(final: float, references: References) -> str:
     reason = f"its final validation loss is {format_loss(final)}"
     if not math.isfinite(final):
         return reason
-    initial = "" if references.initial is None else f" and the initial loss {references.initial:.4f}"
-    start = f"ln V {references.uniform:.4f}{initial}"
+    start = f"ln V {references.uniform:.4f}"
+    if references.initial is not None:
+        start += f" and the initial loss {references.initial:.4f}"
     return f"{reason}, more than {MARGIN:g} nat above {start}: worse than a uniform guess"

@@ -34,11 +34,13 @@ Only devices whose figures two sources agree on are listed: a wrong peak is a wr
 
 def peak_flops(device_name: str | None, precision: str | None) -> float | None:
     """Return the peak FLOP/s of a device in a precision; None if it is not known, as for every CPU."""
-    if (peaks := PEAK_TFLOPS.get(device_name or "")) is None:
+    if device_name is None or device_name not in PEAK_TFLOPS:
         return None
-    fp32, bf16 = peaks
-    peak = {"fp32": fp32, "tf32": bf16 / 2, "bf16": bf16, "fp16": bf16}.get(precision or "")
-    return None if peak is None else peak * 1e12
+    fp32, bf16 = PEAK_TFLOPS[device_name]
+    peaks = {"fp32": fp32, "tf32": bf16 / 2, "bf16": bf16, "fp16": bf16}
+    if precision is None or precision not in peaks:
+        return None
+    return peaks[precision] * 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Compute:
     @classmethod
     def of(cls, flops_per_token: float, device_name: str | None, precision: str, devices: int, runs: int) -> Compute:
         peak = peak_flops(device_name, precision)
-        return cls(flops_per_token, None if peak is None else peak * devices, runs)
+        if peak is not None:
+            peak *= devices
+        return cls(flops_per_token, peak, runs)
 
     @classmethod
     def parse(cls, run: Mapping[str, Any]) -> Compute:
@@ -66,18 +70,25 @@ class Compute:
 
     def flops(self, tokens: float | None) -> float | None:
         """Return the model FLOPs of training on these tokens; for a speed in tok/s the FLOP/s of this run alone."""
-        return None if tokens is None else self.flops_per_token * tokens
+        if tokens is None:
+            return None
+        return self.flops_per_token * tokens
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
         """Return the MFU of the devices, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""
         speed = self.flops(tokens_per_s)
-        return None if speed is None or self.peak is None else speed * self.runs / self.peak
+        if speed is None or self.peak is None:
+            return None
+        return speed * self.runs / self.peak
 
 
 def format_tflops(flops_per_s: float) -> str:
     """Return FLOP/s in units of 10^12 with three digits: `0.0210`, `412`."""
     tflops = flops_per_s / 1e12
-    return f"{tflops:#.3g}" if tflops < 99.95 else f"{tflops:,.0f}"
+    # From 99.95 on, three digits are a whole number, which #.3g would write with a point: `412.`.
+    if tflops < 99.95:
+        return f"{tflops:#.3g}"
+    return f"{tflops:,.0f}"
 
 
 def format_mfu(mfu: float) -> str:

@@ -1,4 +1,4 @@
-"""The README is true: every command in it runs, every file that it names is there."""
+"""The README and the pages in docs/ are true: every command runs, every file and link is there."""
 
 import itertools
 import json
@@ -11,57 +11,86 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from normlab.cli import app
 from normlab.data.tokenizers import train_bpe
 from normlab.report.tables import render
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+NAMES = (
+    "README.md", "docs/train.md", "docs/sweep.md", "docs/read-results.md", "docs/test-a-claim.md",
+    "docs/look-inside.md", "docs/verify.md", "docs/extend.md", "docs/gpus-and-clusters.md",
+)  # fmt: skip
+"""The pages in the order of reading. Their commands run in this order: a page may read what an earlier one trained."""
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
+README = PAGES["README.md"]
 SMALL = [
     "train.steps=2", "train.batch_size=2", "model.context=8", "model.width=16", "model.heads=2", "eval.sequences=2",
     "optim.warmup_steps=1", "tracking.wandb=off", "device=cpu",
 ]  # fmt: skip
-"""What makes the README's runs take a second; nothing of what they show."""
+"""What makes the runs of the pages take a second; nothing of what they show."""
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 Command = Callable[..., tuple[int, str, str]]
 
 
-def blocks(language: str, text: str = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str) -> list[str]:
+    return [block for name, block in FENCED.findall(text) if name == language]
 
 
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("normlab ")]
+def commands_of(block: str) -> list[list[str]]:
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
+    return [words for words in lines if words[:1] == ["normlab"]]
+
+
+def commands() -> list[tuple[list[str], list[str]]]:
+    """Return each command of the pages in turn, with the lines that its page shows of its output.
+
+    A block without a language shows the output of the commands in the last `sh` block before it. Only the output of a
+    command that trains nothing and reads no run is the same in a test: of any other command there are no lines.
+    """
+    steps: list[tuple[list[str], list[str]]] = []
+    for text in PAGES.values():
+        for language, block in FENCED.findall(text):
+            if language == "sh":
+                steps += [(command, []) for command in commands_of(block)]
+            elif not language and is_fixed(steps[-1][0]):
+                steps[-1][1].extend(line for line in block.splitlines() if line != "...")
+    return steps
+
+
+def is_fixed(command: list[str]) -> bool:
+    return command[1] in ("list", "study") or "--cfg" in command or command[1:3] == ["verify", "norm=rmsnorm"]
 
 
 def block_of(name: str) -> str:
-    (block,) = (block for block in blocks("python", README + CONTRIBUTING) if block.startswith(f"# {name}"))
+    (block,) = (block for block in blocks("python", PAGES["docs/extend.md"]) if block.startswith(f"# {name}"))
     return block
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the files that the README speaks of, and one run."""
+    """A folder with the files that the pages speak of, and one run."""
     text = "a line of text for a small model to learn\n" * 60
     Path("my_text.txt").write_text(text)
     Path("README.md").write_text(README)
-    # What the README has from the hub: a folder of a dataset's name is taken for it, and so is a tokenizer's.
+    # What the pages have from the hub: a folder of a dataset's name is taken for it, and so is a tokenizer's.
     for name in ("roneneldan/TinyStories", "stanfordnlp/imdb"):
         Path(name).mkdir(parents=True)
         Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
     Path("gpt2").mkdir()
     Path("gpt2", "tokenizer.json").write_text(train_bpe([text]).definition)
     for name in ("my_norm.py", "my_row.py", "my_wiring.py", "my_study.py"):
-        Path(name).write_text(block_of(name).replace("train.steps=200 seed=range(6)", "train.steps=2 seed=range(3)"))
+        Path(name).write_text(block_of(name).replace("train.steps=200", "train.steps=2"))
     return tmp_path
 
 
 def test_its_tables_are_as_the_commands_print_them() -> None:
-    (block,) = (part for part in README.split("```\n") if part.startswith("placement  model.depth"))
+    (block,) = blocks("", README)
     tables = block.split("...\n")
     assert (len(tables), tables.pop()) == (3, "")
     for table in tables:
@@ -75,20 +104,36 @@ def test_its_tables_are_as_the_commands_print_them() -> None:
         assert [f"{float(p):.2g}" for p in p_values] == p_values
 
 
-def test_it_has_at_most_250_lines() -> None:
-    assert README.count("\n") <= 250
+def test_it_has_at_most_130_lines() -> None:
+    assert README.count("\n") <= 130
+
+
+def test_it_names_every_command_and_page() -> None:
+    table = README.partition("## Commands\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`([a-z]+)`", "".join(re.findall(r"^\| (`[^|]*) \|", table, flags=re.MULTILINE)))
+    group: Any = typer.main.get_command(app)
+    assert sorted(named) == sorted(group.commands)
+    assert sorted(f"docs/{path.name}" for path in (ROOT / "docs").iterdir()) == sorted(set(NAMES) - {"README.md"})
+    assert all(f"]({name}" in README for name in NAMES[1:])
 
 
 @pytest.mark.process
-def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, run_command: Command) -> None:
-    for command in commands():
-        small = SMALL if command[1] in ("train", "sweep") else []
+def test_the_commands_one_after_the_other_then_the_python_block(
+    folder: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")  # the width of the outputs on the pages
+    for command, shown in commands():
+        small = SMALL if command[1] in ("train", "sweep") and "--cfg" not in command else []
         if "train.steps=0" in command:
             small = [override for override in small if "steps" not in override]
         code, out, err = run_command(*command[1:], *small)
         assert code == 0, (command, err)
         assert out, command
-    (block,) = (block for block in blocks("python") if "normlab.load" in block)
+        printed = out.splitlines()
+        for line in shown:
+            start = line.removesuffix(" ...")
+            assert any(text.startswith(start) for text in printed), (command, line, out)
+    (block,) = blocks("python", PAGES["docs/look-inside.md"])
     Path("look.py").write_text(block)
     names = runpy.run_path("look.py")
     assert names["run"].metrics["kind"].tolist().count("train") == 2
@@ -109,8 +154,8 @@ def test_the_same_file_and_row_inside_the_package(tmp_path: Path) -> None:
     """In a copy of the package: its plugins also work as a norm file and a row of the package."""
     shutil.copytree(ROOT / "normlab", tmp_path / "normlab")
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / "normlab" / "norms" / "softsign.py").write_text(block_of("my_norm.py"))
-    table = tmp_path / "normlab" / "placements" / "table.py"
+    (tmp_path / "normlab" / "catalogue" / "norms" / "softsign.py").write_text(block_of("my_norm.py"))
+    table = tmp_path / "normlab" / "catalogue" / "placements" / "table.py"
     *_, half, formula, register = block_of("my_row.py").strip().splitlines()
     row = register.removeprefix("register_row(").removesuffix(")")
     source = table.read_text().replace(
@@ -149,7 +194,21 @@ def test_the_demo(folder: Path) -> None:
     assert '<section id="tables"' in page.read_text()
 
 
-def test_every_file_that_it_names_is_there() -> None:
-    named = re.findall(r"`((?:scripts|tests|normlab|conf|results)/[\w./]+)`", README)
-    assert len(named) > 8
-    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("results/runs")] == []
+@pytest.mark.parametrize("name", [*NAMES, "CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_is_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:scripts|tests|normlab|conf|docs)/[\w./]+)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*NAMES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_link_leads_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", (ROOT / name).read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            # As GitHub makes them: lower case, without punctuation, with hyphens for spaces.
+            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in anchors, target

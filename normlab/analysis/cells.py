@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from normlab.analysis.comparability import DATA, SIZE_OPTIONS, differences, obstacles, reason_not_comparable
+from normlab.analysis.comparability import DATA, SIZE_OPTIONS, differences, names_of, obstacles, reason_not_comparable
 from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
 from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
@@ -201,10 +201,13 @@ class Cell:
     @cached_property
     def warnings(self) -> list[str]:
         """The reasons why the cell's numbers are unreliable, one per line."""
-        warnings = [f"runs in one cell differ in {mixture}" for mixture in differences(self.runs)]
+        warnings: list[str] = []
+        for mixture in differences(self.runs):
+            warnings.append(f"runs in one cell differ in {mixture}")
         unfinished = self.count(UNFINISHED)
         if unfinished:
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
+        # Bit-identical repeats are no further evidence, so that they count once (`learning_rates.arrange`).
         repeats = Counter((run.lr, run.replicate) for run in self.completed)
         repeated = sum(count > 1 for count in repeats.values())
         if repeated:
@@ -218,8 +221,11 @@ class Cell:
         warnings: list[str] = []
         seeds_of_rates = {frozenset(by_replicate) for by_replicate in self.losses.values()}
         if len(seeds_of_rates) > 1:
-            seeds = ", ".join(f"{format_setting(lr)}: {len(losses)}" for lr, losses in self.losses.items())
-            warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
+            counts: list[str] = []
+            for lr, losses in self.losses.items():
+                counts.append(f"{format_setting(lr)}: {len(losses)}")
+            warnings.append(f"the learning rates have different seeds (number of seeds: {', '.join(counts)})")
+        # A best rate at an end says nothing of what lies beyond.
         if self.best_lr == min(self.losses):
             warnings.append("the best learning rate is the lowest of the grid; a lower one may be better")
         if self.best_lr == max(self.losses):
@@ -258,8 +264,12 @@ def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
     for run in runs:
         grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
     levels = [levels_of(option, runs) for option in by]
-    keys = sorted(grouped, key=lambda key: [order.index(value) for order, value in zip(levels, key, strict=True)])
-    return [Cell(by, key, grouped[key]) for key in keys]
+
+    def order(key: tuple[Setting, ...]) -> list[int]:
+        """Return the position of each level of a cell."""
+        return [levels_of_option.index(level) for levels_of_option, level in zip(levels, key, strict=True)]
+
+    return [Cell(by, key, grouped[key]) for key in sorted(grouped, key=order)]
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:
@@ -289,22 +299,30 @@ def resolved_differences(cells: Sequence[Cell]) -> list[str]:
 def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
     """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
     for index, option in enumerate(groups[0][0].by):
-        levels_of_groups = [list(dict.fromkeys(cell.key[index] for cell in group)) for group in groups]
+        levels_of_groups: list[list[Setting]] = []
+        for group in groups:
+            levels_of_groups.append(list(dict.fromkeys(cell.key[index] for cell in group)))
         # The option separates the groups if no two of them share a level.
         different = set[Setting]().union(*levels_of_groups)
         if len(different) == sum(map(len, levels_of_groups)):
-            return [name_some([level_label(option, level) for level in levels]) for levels in levels_of_groups]
+            return [_level_names(option, levels) for levels in levels_of_groups]
     return [name_some([cell.label for cell in group]) for group in groups]
+
+
+def _level_names(option: str, levels: Iterable[Setting]) -> str:
+    return name_some([level_label(option, level) for level in levels])
 
 
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     """Return why the cells of a table are not comparable, except mixtures in a cell and `resolved_differences`."""
     runs = runs_of(cells)
     # What differs within a cell is a warning of the cell.
-    reported = set(RESOLVED)
-    reported.update(f"{NUMERICS}{name})" for name in RESOLVED)
+    # Resolved settings have their own line below a table.
+    reported: list[str] = []
+    for name in RESOLVED:
+        reported += name, f"{NUMERICS}{name})"
     for cell in cells:
-        reported.update(difference.name for difference in differences(cell.runs))
+        reported += names_of(differences(cell.runs))
     warnings: list[str] = []
     different = differences(runs, [*by, *reported])
     if different:
@@ -312,6 +330,7 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     obstacle = _obstacle_warning(cells, by)
     if obstacle:
         warnings.append(obstacle)
+    # A cell with more learning rates has more chances of a low loss; a search gives each cell its own rates.
     rates = {tuple(cell.losses) for cell in cells if cell.losses}
     is_tuned = all(LR in run.design.searched for run in runs)
     if LR not in by and len(rates) > 1 and not is_tuned:
@@ -325,11 +344,11 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
 
 def _obstacle_warning(cells: Sequence[Cell], by: Sequence[str]) -> str:
     """Return a warning that cells are not ranked because they differ in compute or data, or an empty text."""
-    apart = [difference.name for difference in obstacles([cell.runs for cell in cells], by)]
+    apart = names_of(obstacles([cell.runs for cell in cells], by))
     if not apart:
         return ""
     line = f"cells that differ in {' or '.join(apart)} are neither ranked nor tested against each other"
-    options = [name for name in apart if is_config_option(name)]
+    options = list(filter(is_config_option, apart))
     if options:
         line += f"; --by {','.join([*by, *options])} compares cells with equal values"
     if "corpus" in apart:

@@ -77,6 +77,10 @@ class Difference:
         return f"{self.name} {', '.join(first)} and {last}"
 
 
+def names_of(differences: Iterable[Difference]) -> list[str]:
+    return [difference.name for difference in differences]
+
+
 def differences(runs: Sequence[RunRecord], factors: Iterable[str] = ()) -> list[Difference]:
     """Return the settings besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
     factors = tuple(factors)
@@ -120,7 +124,10 @@ def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
     if len({run.run.pack.sweep for run in runs}) == 1:
         return True
     # An option that a sweep sets for all arms overrides an arm's preset, so the preset then explains nothing.
-    is_shared = any(_sets(option, name) for run in runs for option in run.design.shared)
+    shared: set[str] = set()
+    for run in runs:
+        shared.update(run.design.shared)
+    is_shared = any(_sets(option, name) for option in shared)
     free: set[Setting] = set()
     for run in runs:
         options = run.design.arms.get(run.arm, ())
@@ -167,14 +174,22 @@ def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()
     Groups may mix sizes if all have the same mixture (each contains both depths). Groups may never mix data.
     """
     unexplained = differences([run for group in groups for run in group], factors)
-    different = [difference for difference in unexplained if difference.name in DATA]
-    sizes = [difference for difference in unexplained if difference.name in COMPUTE]
-    mixtures: list[set[tuple[Setting, ...]]] = []
-    for group in groups:
-        mixtures.append({tuple(_value(run, size.name) for size in sizes) for run in group})
+    different: list[Difference] = []
+    sizes: list[Difference] = []
+    for difference in unexplained:
+        if difference.name in DATA:
+            different.append(difference)
+        if difference.name in COMPUTE:
+            sizes.append(difference)
+    mixtures = [_mixture(group, names_of(sizes)) for group in groups]
     if any(mixture != mixtures[0] for mixture in mixtures):
         different += sizes
     return different
+
+
+def _mixture(runs: Iterable[RunRecord], names: Sequence[str]) -> set[tuple[Setting, ...]]:
+    """Return the combinations of some settings that runs have."""
+    return {tuple(_value(run, name) for name in names) for run in runs}
 
 
 def reason_not_comparable(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> str:

@@ -65,6 +65,7 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
             sums[replicate] = 0.0
             both_diverged += 1
     test = paired_test(sums, both_diverged=both_diverged)
+    # The pooled variance is that of cells without a bad outcome, and says nothing of others.
     if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _ in terms):
         return test
     low, high, p = pool.interval(test.estimate, weights, len(sums))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normlab.analysis.comparability import SIZE_OPTIONS, differences, intact_runs
+from normlab.analysis.comparability import SIZE_OPTIONS, differences, intact_runs, names_of
 from normlab.analysis.settings import (
     ARM,
     LR,
@@ -105,8 +105,7 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
 
 def unexplained_options(runs: Sequence[RunRecord], factors: Sequence[str]) -> list[str]:
     """Return the options besides learning rate and seeds in which runs differ, and that `factors` do not explain."""
-    names = [difference.name for difference in differences(runs, factors)]
-    return list(filter(is_config_option, names))
+    return list(filter(is_config_option, names_of(differences(runs, factors))))
 
 
 def varying_options(runs: Sequence[RunRecord]) -> list[str]:

@@ -259,7 +259,18 @@ def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | Non
     for i in range(n):
         for j in range(i, n):
             walsh.append(differences[i] / 2 + differences[j] / 2)  # (a + b) / 2 may overflow
-    estimate = _median([value for value in walsh if not math.isnan(value)])
+    defined: list[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
+    for value in walsh:
+        if math.isnan(value):
+            lows.append(-math.inf)
+            highs.append(math.inf)
+        else:
+            defined.append(value)
+            lows.append(value)
+            highs.append(value)
+    estimate = _median(defined)
     probabilities = _null_distribution(range(2, 2 * n + 1, 2))
     # The most averages at an end whose probability is at most half of what the interval excludes.
     below, total = -1, probabilities[0]
@@ -269,12 +280,6 @@ def _hodges_lehmann(differences: list[float], level: float) -> tuple[float | Non
     if below < 0:
         return None, None, estimate
     excluded = below // 2  # the distribution is over doubled ranks
-    lows: list[float] = []
-    highs: list[float] = []
-    for value in walsh:
-        is_undefined = math.isnan(value)
-        lows.append(-math.inf if is_undefined else value)
-        highs.append(math.inf if is_undefined else value)
     return sorted(lows)[excluded], sorted(highs)[-1 - excluded], estimate
 
 

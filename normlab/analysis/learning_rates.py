@@ -6,6 +6,7 @@ seed and a data seed) count as one value, their mean, because on a CPU in the sa
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from normlab.analysis.intervals import Replicate
@@ -42,7 +43,10 @@ def badness(losses: Iterable[float]) -> tuple[float, float]:
 
 def ranking(losses: Losses, bad: Collection[float] = ()) -> Ranking:
     """Return the sort key of each learning rate: the bad ones last, then by `badness`."""
-    return {lr: (lr in bad, *badness(by_replicate.values())) for lr, by_replicate in losses.items()}
+    keys: dict[float, tuple[bool, float, float]] = {}
+    for lr, by_replicate in losses.items():
+        keys[lr] = (lr in bad, *badness(by_replicate.values()))
+    return keys
 
 
 def best_lr(ranking: Ranking) -> float | None:
@@ -61,9 +65,9 @@ def shared_lr(rankings: Sequence[Ranking]) -> float | None:
     common = sorted(set[float].intersection(*map(set, rankings)))
     ranks: dict[float, list[int]] = {lr: [] for lr in common}
     for ranking in rankings:
-        keys = [ranking[lr] for lr in common]
-        for lr, key in zip(common, keys, strict=True):
+        keys = sorted(ranking[lr] for lr in common)
+        for lr in common:
             # Twice the rank, because ties share their mean rank, which may be half-integral.
-            lower, not_higher = sum(k < key for k in keys), sum(k <= key for k in keys)
+            lower, not_higher = bisect_left(keys, ranking[lr]), bisect_right(keys, ranking[lr])
             ranks[lr].append(lower + not_higher + 1)
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)

@@ -50,7 +50,7 @@ def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> 
     """
     start = _start(runs)
     lowest = min(run.loss for run in runs)
-    if not any(run.has_learned for run in runs):
+    if not _has_learned(runs):
         lowest = min([lowest, *(run.loss for run in others)])
     if math.isinf(lowest):
         return math.nan
@@ -110,10 +110,15 @@ def band_reaches_an_end(runs: Sequence[RunRecord]) -> bool:
 def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[float], float]:
     """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin."""
     start = _start(runs)
-    points = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
-    rates, losses = zip(*points, strict=True)
+    points: list[tuple[float, float]] = []
+    losses_of_learned: list[float] = []
+    for run in runs:
+        points.append((math.log(run.lr), min(run.loss, start)))
+        if run.has_learned:
+            losses_of_learned.append(run.loss)
+    rates, losses = zip(*sorted(points), strict=True)
     # NaN, which no loss is below, if no run has learned.
-    lowest = min((run.loss for run in runs if run.has_learned), default=math.nan)
+    lowest = min(losses_of_learned, default=math.nan)
     return list(rates), list(losses), lowest + margin
 
 
@@ -128,6 +133,10 @@ def _crossing(rates: Sequence[float], losses: Sequence[float], index: int, step:
     if not 0 <= after < len(losses):
         return rates[index]
     return rates[index] + (rates[after] - rates[index]) * (limit - losses[index]) / (losses[after] - losses[index])
+
+
+def _has_learned(runs: Sequence[RunRecord]) -> bool:
+    return any(run.has_learned for run in runs)
 
 
 def _start(runs: Sequence[RunRecord]) -> float:
@@ -156,8 +165,7 @@ class RateNumber:
         if self.is_open is None:
             return False, False
         # A seed that has learned at no rate may have a number below the grid.
-        never_learned = [runs for runs in seeds if not any(run.has_learned for run in runs)]
-        return any(map(self.is_open, seeds)), bool(never_learned)
+        return any(map(self.is_open, seeds)), not all(map(_has_learned, seeds))
 
 
 SENSITIVITY = RateNumber(

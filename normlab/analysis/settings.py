@@ -230,13 +230,18 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
     conditions = [replace(short, option=option) for short, option in zip(conditions, options, strict=True)]
     selected = list(runs)
     for index, condition in enumerate(conditions):
-        values = [setting(run, condition.option) for run in selected]
-        matches = [run for run, value in zip(selected, values, strict=True) if condition.accepts(value)]
+        values: set[Setting] = set()
+        matches: list[Entry] = []
+        for run in selected:
+            value = setting(run, condition.option)
+            values.add(value)
+            if condition.accepts(value):
+                matches.append(run)
         if not matches:
             earlier = ""
             if index:
                 earlier = f" with {','.join(map(str, conditions[:index]))}"
-            texts = list(map(format_setting, sorted(set(values), key=sort_key)))
+            texts = list(map(format_setting, sorted(values, key=sort_key)))
             guess = ""
             if condition.sign in ("=", "=="):
                 guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
@@ -284,9 +289,15 @@ def read_settings(run: RunRecord) -> Settings:
             options[option] = value
     if run.config.model.mlp_width == run.config.model.default_mlp_width:
         options["model.mlp_width"] = None  # it follows from other options
-    environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
-    code = {name: str(run.run.identity.versions[part])[:8] for part, name in _CODE.items()}
-    return Settings(environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init})
+    settings = Settings()
+    for name, read in _ENVIRONMENT.items():
+        settings[name] = read(run)
+    settings.update(options)
+    for part, name in _CODE.items():
+        settings[name] = str(run.run.identity.versions[part])[:8]
+    settings["init"] = run.config.init
+    settings[_INIT_RULE] = run.machine.init
+    return settings
 
 
 def is_config_option(name: str) -> bool:
@@ -300,7 +311,7 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
     name differ. Different init rules are reported if the option `init` differs, not if they follow from the placement.
     Different code is reported if no option explains the difference.
     """
-    # Most runs have equal settings, which are one object.
+    # Most runs have equal settings, which are one object (`settings_of`).
     runs = list({id(settings): settings for settings in runs}.values())
     different: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for settings in runs for name in settings):
@@ -313,11 +324,10 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
         names = different.pop(f"{group}.name", None)
         if names:
             # Options of different norms differ, or are missing: the names of the norms say so already.
-            options = {name: values for name, values in different.items() if name.startswith(f"{group}.")}
-            for name in options:
-                del different[name]
+            options = [name for name in different if name.startswith(f"{group}.")]
             different[group] = names
-            for name, values in options.items():
+            for name in options:
+                values = different.pop(name)
                 if _differs_within(name, f"{group}.name", runs):
                     different[name] = values
     groups = {name.partition(".")[0] for name in different}

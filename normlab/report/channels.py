@@ -6,8 +6,9 @@ One level has one colour in every figure of a sweep, because the colours follow 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from normlab.analysis.factors import Factor, label
 from normlab.analysis.settings import resolve_options
@@ -33,31 +34,43 @@ class Channels:
 
     def without_x(self) -> Channels:
         """Return the channels of a figure with its own x axis: the factor on x has the colours, or else panels."""
+        # The colours of a figure of two factors stay, because they are the same in every figure of a sweep.
         if self.x is None or self.color in (None, self.x):
             return replace(self, x=None, color=self.color or self.x)
         return replace(self, x=None, panel=(self.x, *self.panel))
 
     def colors(self) -> dict[Setting, str]:
-        return level_colors(self.color) if self.color else {None: COLORS[0]}
+        if self.color is None:
+            return {None: COLORS[0]}
+        return level_colors(self.color)
 
     def styles(self) -> dict[Setting, str]:
         if self.style is None:
             return {None: STYLES[0]}
-        every = self.style.all_levels or self.style.levels
-        return {level: STYLES[every.index(level) % len(STYLES)] for level in self.style.levels}
+        # By their place among all levels, so that conditions change no style.
+        all_levels = self.style.all_levels or self.style.levels
+        return {level: STYLES[all_levels.index(level) % len(STYLES)] for level in self.style.levels}
 
     def panel_label(self, values: Mapping[str, Setting]) -> str:
+        if not self.panel:
+            return ""
         options = [factor.option for factor in self.panel]
-        return label(options, [values[option] for option in options]) if options else ""
+        return label(options, [values[option] for option in options])
 
 
 def level_colors(factor: Factor) -> dict[Setting, str]:
     """Return the colour of each level: from a scale for numbers, else from a list."""
-    every = factor.all_levels or factor.levels
-    is_scale = factor.is_numeric and len(every) > 1
-    colors = [mix(_SCALE, i / (len(every) - 1)) if is_scale else _nth_color(i) for i in range(len(every))]
-    by_level = dict(zip(every, colors, strict=True))
-    return {level: by_level[level] for level in factor.levels}
+    all_levels = factor.all_levels or factor.levels
+    is_scale = factor.is_numeric and len(all_levels) > 1
+    # By the place among all levels, so that conditions change no colour.
+    colors: dict[Setting, str] = {}
+    for level in factor.levels:
+        index = all_levels.index(level)
+        if is_scale:
+            colors[level] = mix(_SCALE, index / (len(all_levels) - 1))
+        else:
+            colors[level] = _nth_color(index)
+    return colors
 
 
 def _nth_color(index: int) -> str:
@@ -71,8 +84,11 @@ def mix(scale: Sequence[str], share: float) -> str:
     """Return the colour at a share of a scale, by linear interpolation."""
     position = share * (len(scale) - 1)
     index = min(int(position), len(scale) - 2)
-    parts = [(int(scale[index][i : i + 2], 16), int(scale[index + 1][i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(a + (b - a) * (position - index)):02x}" for a, b in parts)
+    mixed = "#"
+    for i in (1, 3, 5):  # red, green and blue in #rrggbb
+        low, high = int(scale[index][i : i + 2], 16), int(scale[index + 1][i : i + 2], 16)
+        mixed += f"{round(low + (high - low) * (position - index)):02x}"
+    return mixed
 
 
 def choose_channels(
@@ -93,31 +109,38 @@ def choose_channels(
         ConfigError: An option is unknown, is not a factor or is given twice; or a factor is left without a channel.
     """
     by_option = {factor.option: factor for factor in factors}
-    given: dict[str, list[Factor]] = {"x": [], "color": [], "style": [], "panel": []}
+    on_channel: dict[str, list[Factor]] = {"x": [], "color": [], "style": [], "panel": []}
+    unassigned = list(factors)
     for flag, names in {"x": x, "color": color, "style": style, "panel": panel}.items():
-        names = [names] if isinstance(names, str) else names or []
-        for option in resolve_options(names, runs, f"--{flag}"):
+        if isinstance(names, str):
+            names = [names]
+        for option in resolve_options(names or [], runs, f"--{flag}"):
             if option not in by_option:
                 known = ", ".join(by_option) or "none"
                 raise ConfigError(f"--{flag} {option}: is not one of the factors of these runs ({known})")
-            if any(by_option[option] in others for others in given.values()):
+            if by_option[option] not in unassigned:
                 raise ConfigError(f"--{flag} {option}: is on another channel already; name each factor once")
-            given[flag].append(by_option[option])
-    rest = [factor for factor in factors if all(factor not in others for others in given.values())]
+            unassigned.remove(by_option[option])
+            on_channel[flag].append(by_option[option])
 
-    def take(flag: str, key) -> Factor | None:
-        """Return the given factor of a channel, or remove and return the first of the rest with the largest key."""
-        if not given[flag] and rest:
-            given[flag].append(rest.pop(rest.index(max(rest, key=key))))
-        return given[flag][0] if given[flag] else None
+    def take(flag: str, key: Callable[[Factor], Any]) -> Factor | None:
+        """Return the factor of a channel; a free channel takes the first unassigned factor with the largest key."""
+        if not on_channel[flag] and unassigned:
+            factor = max(unassigned, key=key)
+            unassigned.remove(factor)
+            on_channel[flag].append(factor)
+        return next(iter(on_channel[flag]), None)
 
     on_x = take("x", lambda factor: (factor.is_numeric, len(factor.levels)))
     on_color = take("color", lambda factor: len(factor.levels))
     if on_color is None and on_x is not None and not on_x.is_numeric:
         on_color = on_x  # a single factor
-    if given["style"] or (panel is None and math.prod(len(factor.levels) for factor in rest) > MANY_PANELS):
+    # Many panels are too small to read.
+    panels = math.prod(len(factor.levels) for factor in unassigned)
+    if on_channel["style"] or (panel is None and panels > MANY_PANELS):
         take("style", lambda factor: -len(factor.levels))
-    if panel is not None and rest:
-        names = ", ".join(factor.option for factor in rest)
+    if panel is not None and unassigned:
+        names = ", ".join(factor.option for factor in unassigned)
         raise ConfigError(f"--panel: not on a channel: {names}; add to --panel, or select one value each with --where")
-    return Channels(on_x, on_color, next(iter(given["style"]), None), (*given["panel"], *rest))
+    on_style = next(iter(on_channel["style"]), None)
+    return Channels(on_x, on_color, on_style, (*on_channel["panel"], *unassigned))

@@ -32,7 +32,11 @@ def short_number(value: float) -> str:
     """Return a number in few characters: 1.25, 12k, 3M, 1e-5."""
     size = abs(value)
     if 1e4 <= size < 1e12:
-        unit, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
+        unit, letter = 1e3, "k"
+        if size >= 1e9:
+            unit, letter = 1e9, "G"
+        elif size >= 1e6:
+            unit, letter = 1e6, "M"
         return f"{float(f'{value / unit:.3g}'):g}{letter}"
     return f"{value:.6g}".replace("e-0", "e-").replace("e+", "e")
 
@@ -41,18 +45,37 @@ def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple
     """Return the round numbers of a range, about `TICKS`, with their texts."""
     ticks: list[float] = []
     if is_log:
-        decades = math.log10(high / low)
-        factors = (1,) if decades > 3 else (1, 3) if decades > 1.2 else (1, 2, 3, 5, 7)
-        powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-        ticks = [float(f"{factor * 10.0**power:.12g}") for power in powers for factor in factors]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        ticks = ticks[:: math.ceil(len(ticks) / TICKS) or 1]
+        ticks = _log_ticks(low, high)
+    # A logarithmic axis within one decade may have no two such numbers.
     if len(ticks) < 2:
-        size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
-        step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        ticks = [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+        ticks = _linear_ticks(low, high)
     return [(tick, short_number(tick)) for tick in ticks]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round multiples of powers of ten, fewer for each power the more powers there are."""
+    decades = math.log10(high / low)
+    if decades > 3:
+        factors = (1,)
+    elif decades > 1.2:
+        factors = (1, 3)
+    else:
+        factors = (1, 2, 3, 5, 7)
+    ticks: list[float] = []
+    for power in range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1):
+        for factor in factors:
+            tick = float(f"{factor * 10.0**power:.12g}")
+            if low <= tick <= high:
+                ticks.append(tick)
+    return ticks[:: math.ceil(len(ticks) / TICKS) or 1]
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    """Return the multiples of 1, 2, 5 or 10 times a power of ten, of the smallest that gives at most `TICKS` steps."""
+    size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+    step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
 def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
@@ -61,31 +84,49 @@ def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, 
     With `may_be_log` it is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`. In the first share
     `skip` of the x axis values may lie above the range.
     """
+    # The first losses of a run are far above the later ones, and would press these together.
     first = skip * max((point.x for point in points), default=0.0)
-    later = [point for point in points if point.x >= first] if skip else points
-    points = _without_stuck(later if len({point.x for point in later}) > 2 else points)
-    ends = _finite(end for point in points for end in (point.low, point.high))
-    values = _finite(value for point in points for value in (point.y, *point.seeds))
+    later = [point for point in points if point.x >= first]
+    if skip and len({point.x for point in later}) <= 2:
+        later = points
+    points = _without_stuck(later if skip else points)
+    values = _values(points)
     if not values:
         return Axis(name, 0.0, 1.0, number_ticks(0.0, 1.0))
     low, high = min(values), max(values)
     if may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
         low, high = low / 1.3, high * 1.3
         return Axis(name, low, high, number_ticks(low, high, is_log=True), is_log=True)
+    # A wide interval may extend the axis by the range of the values at each end, not more.
     beyond = (high - low) or 0.1 * abs(high) or 1.0
-    low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
+    ends: list[float | None] = []
+    for point in points:
+        ends += point.low, point.high
+    lowest, highest = min([low, *_finite(ends)]), max([high, *_finite(ends)])
+    low, high = max(low - beyond, lowest), min(high + beyond, highest)
     room = ROOM * (high - low or beyond)
     return Axis(name, low - room, high + room, number_ticks(low - room, high + room))
 
 
 def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
     """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
-    others = [point for point in points if not point.stuck]
-    spans = []
-    for each in (points, others):
-        values = _finite(value for point in each for value in (point.y, *point.seeds))
-        spans.append(max(values) - min(values) if values else 0.0)
-    return others if spans[0] > 2 * spans[1] > 0 else points
+    learned = [point for point in points if not point.stuck]
+    values, values_of_learned = _values(points), _values(learned)
+    if not values_of_learned:
+        return points
+    span = max(values) - min(values)
+    span_of_learned = max(values_of_learned) - min(values_of_learned)
+    if span > 2 * span_of_learned > 0:
+        return learned
+    return points
+
+
+def _values(points: Sequence[Point]) -> list[float]:
+    """Return the means and the seeds of points, without infinite ones."""
+    values: list[float | None] = []
+    for point in points:
+        values += point.y, *point.seeds
+    return _finite(values)
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:
@@ -103,9 +144,13 @@ def tick_axis(name: str, ticks: Sequence[tuple[float, str]], *, is_log: bool, is
     """Return the horizontal axis of some levels, with room beyond the outer ones."""
     low, high = ticks[0][0], ticks[-1][0]
     if is_log:
-        factor = (high / low) ** ROOM if high > low else 2.0
+        factor = 2.0
+        if high > low:
+            factor = (high / low) ** ROOM
         return Axis(name, low / factor, high * factor, ticks, is_log=True)
-    room = (ROOM * (high - low) or 1.0) if is_connected else 0.5
+    room = 0.5
+    if is_connected:
+        room = ROOM * (high - low) or 1.0
     return Axis(name, low - room, high + room, ticks)
 
 

@@ -6,15 +6,16 @@ place of a mean.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from normlab.analysis.cells import BAD_OUTCOMES, Cell
+from normlab.analysis.cells import BAD_OUTCOMES, Cell, runs_of
 from normlab.analysis.factor_tests.rate_tests import Range
-from normlab.analysis.factors import Factor, level_label, level_title
+from normlab.analysis.factors import level_label, level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
@@ -24,9 +25,10 @@ from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
+from normlab.report.histories import History
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import RunRecord, Setting
+from normlab.store.record import RunRecord
 
 MOST_RATES = 12
 """The most learning rates that each have a tick."""
@@ -69,23 +71,29 @@ class Figure:
 class Layout:
     def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
         self.cells, self.channels = cells, channels
-        order = {factor.option: list(factor.levels) for factor in channels.panel}
         self.panels: dict[str, list[Cell]] = {}
         """The cells of each panel, by its title, in the order of the panel factors' levels."""
-        for cell in sorted(cells, key=lambda cell: [levels.index(cell.levels[o]) for o, levels in order.items()]):
+        for cell in sorted(cells, key=self._order):
             self.panels.setdefault(channels.panel_label(cell.levels), []).append(cell)
         self.lines = {title: self._lines(members) for title, members in self.panels.items()}
         """The lines of each panel without points, each with its cells."""
 
+    def _order(self, cell: Cell) -> list[int]:
+        """Return the positions of a cell's levels among those of the panel factors."""
+        return [factor.levels.index(cell.levels[factor.option]) for factor in self.channels.panel]
+
     def _lines(self, cells: Sequence[Cell]) -> list[tuple[Line, list[Cell]]]:
-        channels, lines = self.channels, []
+        channels = self.channels
+        lines: list[tuple[Line, list[Cell]]] = []
         for color, color_text in channels.colors().items():
             for style, style_text in channels.styles().items():
-                pairs = [pair for pair in ((channels.color, color), (channels.style, style)) if pair[0]]
-                members = [cell for cell in cells if all(_level(factor, cell) == level for factor, level in pairs)]
-                label = ", ".join(level_label(factor.option, level) for factor, level in pairs if factor)
+                members, labels = list(cells), list[str]()
+                for factor, level in ((channels.color, color), (channels.style, style)):
+                    if factor:
+                        members = [cell for cell in members if cell.levels.get(factor.option) == level]
+                        labels.append(level_label(factor.option, level))
                 if members:
-                    lines.append((Line(label, color_text, style_text, ()), members))
+                    lines.append((Line(", ".join(labels), color_text, style_text, ()), members))
         return lines
 
     def draw(
@@ -95,20 +103,23 @@ class Layout:
         highest_rates: Callable[[Sequence[Cell], Sequence[Point]], Sequence[Point]] | None = None,
     ) -> list[Panel]:
         """Return the panels with the points of the cells of each line, without lines that have none."""
-        panels = []
+        panels: list[Panel] = []
         for title, lines in self.lines.items():
-            drawn = []
+            drawn: list[Line] = []
             for line, cells in lines:
-                if found := points(cells):
-                    steps = [step for cell in cells for step in crosses(cell)] if crosses else ()
-                    highest = highest_rates(cells, found) if highest_rates else ()
-                    drawn.append(Line(line.label, line.color, line.style, found, steps, highest))
+                points_of_line = points(cells)
+                if not points_of_line:
+                    continue
+                steps: list[float] = []
+                rates: Sequence[Point] = ()
+                if crosses:
+                    for cell in cells:
+                        steps += crosses(cell)
+                if highest_rates:
+                    rates = highest_rates(cells, points_of_line)
+                drawn.append(Line(line.label, line.color, line.style, points_of_line, steps, rates))
             panels.append(Panel(title, drawn))
         return panels
-
-
-def _level(factor: Factor | None, cell: Cell) -> Setting:
-    return cell.levels.get(factor.option) if factor else None
 
 
 def make_figure(
@@ -132,8 +143,7 @@ def make_figure(
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
     if channels.get("x") is not None and kind != "factor":
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
-    runs = [run for cell in table.cells for run in cell.runs]
-    layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
+    layout = layout_of(kind, table.cells, choose_channels(table.factors, runs_of(table.cells), **channels))
     cache = ReadCache()
     try:
         figure = describe(kind, layout, cache, statistic, moment)
@@ -154,10 +164,13 @@ def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
     Raises:
         NormlabError: No cell has a final loss, and the figure shows final losses.
     """
+    # A curve or a profile needs no final loss.
     shown = [cell for cell in cells if cell.losses or kind in WITH_RANGE]
     if not shown:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
-    return Layout(shown, channels if kind == "factor" else channels.without_x())
+    if kind != "factor":
+        channels = channels.without_x()
+    return Layout(shown, channels)
 
 
 def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None = None, moment: str = "last") -> Figure:
@@ -166,14 +179,16 @@ def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None 
         return _losses(layout, cache, statistic or "val_loss")
     if kind == "layers":
         return _layers(layout, cache, statistic or "resid_rms", moment)
-    return _factor(layout) if kind == "factor" else _learning_rates(layout)
+    if kind == "factor":
+        return _factor(layout)
+    return _learning_rates(layout)
 
 
 # Captions
 
 
 def _at_best(cells: Sequence[Cell]) -> str:
-    rates = {lr for cell in cells for lr in cell.losses}
+    rates = set[float]().union(*(cell.losses for cell in cells))
     if len(rates) == 1:
         return f"at learning rate {format_setting(rates.pop())}"
     return "each cell at its best learning rate, selected on this same loss"
@@ -181,23 +196,35 @@ def _at_best(cells: Sequence[Cell]) -> str:
 
 def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell], Sequence[RunRecord]]) -> str:
     """Return the caption of final losses: what is shown, its marks, and the runs with a bad outcome."""
-    runs = [run for cell in cells for run in figure_runs(cell)]
-    counts = {state: sum(run.result == state for run in runs) for state in BAD_OUTCOMES}
+    runs: list[RunRecord] = []
+    for cell in cells:
+        runs += figure_runs(cell)
+    counts = Counter(run.result for run in runs)
     marks = "mean and 95% interval over seeds (three or more), points: seeds"
     if counts[DIVERGED]:
         marks += ", x: diverged seeds"
     if counts[STUCK] or counts[REGRESSED]:
         marks += ", open point: with stuck or regressed runs"
     caption = f"Final validation loss{what}: {marks}."
-    bad = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{caption} Of {counted(len(runs), 'run')}, {bad}." if bad else caption
+    bad = [f"{counts[state]} {state}" for state in BAD_OUTCOMES if counts[state]]
+    if not bad:
+        return caption
+    return f"{caption} Of {counted(len(runs), 'run')}, {', '.join(bad)}."
 
 
 # Kinds of figures
 
 
+def lines_of(panels: Sequence[Panel]) -> list[Line]:
+    """Return the lines of all panels."""
+    return [line for panel in panels for line in panel.lines]
+
+
 def _points(panels: Sequence[Panel]) -> list[Point]:
-    return [point for panel in panels for line in panel.lines for point in line.points]
+    points: list[Point] = []
+    for line in lines_of(panels):
+        points += line.points
+    return points
 
 
 def _factor(layout: Layout) -> Figure:
@@ -207,7 +234,10 @@ def _factor(layout: Layout) -> Figure:
     positions, is_log = factor_axis(factor)
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        drawn = (loss_point(cell, cell.best_lr, positions[_level(factor, cell)]) for cell in members)
+        drawn: list[Point] = []
+        for cell in members:
+            level = cell.levels.get(factor.option)
+            drawn.append(loss_point(cell, cell.best_lr, positions[level]))
         return sorted(drawn, key=lambda point: point.x)
 
     panels = layout.draw(points)
@@ -223,21 +253,25 @@ def _factor(layout: Layout) -> Figure:
 
 
 def _learning_rates(layout: Layout) -> Figure:
+    def points(members: Sequence[Cell]) -> list[Point]:
+        drawn: list[Point] = []
+        for cell in members:
+            drawn += [loss_point(cell, lr, lr) for lr in cell.losses]
+        return drawn
+
     cells = layout.cells
-    panels = layout.draw(
-        lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses],
-        highest_rates=_highest_rates,
-    )
-    rates = sorted({lr for cell in cells for lr in cell.losses})
-    caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
-    if any(line.highest_rates for panel in panels for line in panel.lines):
+    panels = layout.draw(points, highest_rates=_highest_rates)
+    rates = sorted(set[float]().union(*(cell.losses for cell in cells)))
+    caption = _loss_caption(" at each learning rate", cells, lambda cell: cell.completed)
+    if any(line.highest_rates for line in lines_of(panels)):
         caption += (
             f" Diamond with a horizontal bar: highest rate whose loss is within {NEAR} nats/token of the lowest of its "
             "seed, and its 95% interval (three seeds or more); none where the grid ends first."
         )
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = tick_axis("learning rate", ticks, is_log=True, is_connected=True)
-    if len(rates) > MOST_RATES:  # of a search
+    # The trials of a search have a rate each: their ticks would cover each other.
+    if len(rates) > MOST_RATES:
         x = replace(x, ticks=number_ticks(x.low, x.high, is_log=True))
     return Figure("lr", x, value_axis(SERIES["val_loss"], _points(panels)), panels, caption)
 
@@ -245,14 +279,21 @@ def _learning_rates(layout: Layout) -> Figure:
 def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
     """Return the highest learning rate that trains in each cell, unless the grid ends first."""
     known = sorted((point.x, point.y) for point in points if point.y is not None)
-    rates, losses = [math.log(x) for x, _ in known], [y for _, y in known]
-    found = []
-    for _, row in Range().of_cells(cells, HIGHEST) if known else ():
-        if row["estimate"] is not None and not row["beyond_grid"]:
-            y = float(np.interp(math.log(row["estimate"]), rates, losses))
-            low, high = (row["low"], row["high"]) if row["n"] > 2 else (None, None)
-            found.append(Point(row["estimate"], y, low, high, n=row["n"]))
-    return found
+    if not known:
+        return []
+    rates, losses = zip(*known, strict=True)
+    marks: list[Point] = []
+    for _, row in Range().of_cells(cells, HIGHEST):
+        if row["estimate"] is None or row["beyond_grid"]:
+            continue
+        # On the line of the losses, which is straight in ln rate.
+        y = float(np.interp(math.log(row["estimate"]), list(map(math.log, rates)), losses))
+        # The interval of two seeds is wider than any figure.
+        low = high = None
+        if row["n"] > 2:
+            low, high = row["low"], row["high"]
+        marks.append(Point(row["estimate"], y, low, high, n=row["n"]))
+    return marks
 
 
 def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
@@ -260,14 +301,18 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        return mean_curve([cache.curves(run)[series] for cell in members for run in cell.runs_at_best])
+        return mean_curve([cache.curves(run)[series] for run in _runs_at_best(members)])
 
     def crosses(cell: Cell) -> list[float]:
-        divergences = [run.status.diverged for run in cell.runs_at(cell.best_lr)]
-        return [each.step for each in divergences if each is not None]
+        steps: list[float] = []
+        for run in cell.runs_at(cell.best_lr):
+            if run.status.diverged is not None:
+                steps.append(run.status.diverged.step)
+        return steps
 
-    name, panels = SERIES[series].partition(",")[0], layout.draw(points, crosses)
-    if not any(panel.lines for panel in panels):
+    name, _, _ = SERIES[series].partition(",")
+    panels = layout.draw(points, crosses)
+    if not lines_of(panels):
         raise NormlabError(f"figure loss: no selected run has recorded the {name}; choose another --statistic")
     caption = f"{name.capitalize()} during training, {_at_best(layout.cells)}: mean and range of the seeds."
     return curve_figure(series, panels, caption)
@@ -276,8 +321,9 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
 def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
     """Return a figure of one of `SERIES` over steps; the axis fits the values after the first tenth of the steps."""
     y = value_axis(SERIES[series], _points(panels), may_be_log=series == "grad_norm", skip=0.1)
-    lines = [line for panel in panels for line in panel.lines]
-    steps = [x for line in lines for x in (*(point.x for point in line.points), *line.crosses)]
+    steps = [point.x for point in _points(panels)]
+    for line in lines_of(panels):
+        steps += line.crosses
     return Figure("loss", number_axis("step", steps), y, panels, caption, is_band=True)
 
 
@@ -288,25 +334,35 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
     steps: set[int] = set()
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        profiles = [cache.profiles(run) for cell in members for run in cell.runs_at_best]
-        sites = [site] if site else [key[1] for each in profiles for key in each if key[0] == name]
-        found = [each[name, sites[0]] for each in profiles if (name, sites[0]) in each] if sites else []
-        steps.update(step for each in found for step in each.steps)
-        return median_profile(found, moment)
+        profiles: list[History] = []
+        shown_site = site
+        for run in _runs_at_best(members):
+            for (measured, measured_site), profile in cache.profiles(run).items():
+                if measured != name:
+                    continue
+                # Without a site in the name of the statistic, its first site is shown.
+                if not shown_site:
+                    shown_site = measured_site
+                if measured_site == shown_site:
+                    profiles.append(profile)
+                    steps.update(profile.steps)
+        return median_profile(profiles, moment)
 
     panels = layout.draw(points)
-    found_any = any(panel.lines for panel in panels)
-    if steps and is_whole_number(moment) and not found_any:
+    has_lines = bool(lines_of(panels))
+    if steps and is_whole_number(moment) and not has_lines:
         nearest = sorted(sorted(steps, key=lambda step: abs(step - int(moment)))[:2])
         choice = " or ".join(map(str, nearest))
         raise ConfigError(f"--at {moment}: not measured at this step (stats.every says at which); choose {choice}")
-    if not found_any:
+    if not has_lines:
         raise ConfigError(_no_profile(name, site, layout, cache))
-    unit, when = STATISTICS[name].unit, f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"
+    unit = STATISTICS[name].unit
+    title = statistic if unit == "1" else f"{statistic}, {unit}"
+    when = f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"
     return Figure(
         "layers",
         number_axis("layer", [point.x for point in _points(panels)]),
-        value_axis(statistic if unit == "1" else f"{statistic}, {unit}", _points(panels), may_be_log=True),
+        value_axis(title, _points(panels), may_be_log=True),
         panels,
         f"{statistic} of each layer at {when}, {_at_best(layout.cells)}: median and range of the seeds. "
         "Layer 0 is the embeddings, the last one the LM head.",
@@ -315,13 +371,23 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
 
 def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
-    runs = [run for cell in layout.cells for run in cell.runs_at_best]
-    known = {key for run in runs for key in cache.profiles(run)}
-    if sites := sorted(each for key, each in known if key == name):
+    known: set[tuple[str, str]] = set()
+    for run in _runs_at_best(layout.cells):
+        known.update(cache.profiles(run))
+    sites = sorted(known_site for statistic, known_site in known if statistic == name)
+    if sites:
         return f"--statistic {name} {site}: " + unknown("site", site, sites)
     if name in STATISTICS and not known:
         return f"--statistic {name}: the runs have no statistics by layer; train with stats.every=10"
-    return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))
+    return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({statistic for statistic, _ in known}))
+
+
+def _runs_at_best(cells: Sequence[Cell]) -> list[RunRecord]:
+    """Return the runs of cells at their best learning rates."""
+    runs: list[RunRecord] = []
+    for cell in cells:
+        runs += cell.runs_at_best
+    return runs
 
 
 KINDS = ("loss", "lr", "factor", "layers")

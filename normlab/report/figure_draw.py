@@ -8,12 +8,11 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.base.errors import ConfigError, printable
-from normlab.report.figure_data import Figure, Line, Panel, Point
+from normlab.report.figure_data import Figure, Line, Panel, Point, lines_of
 from normlab.report.pages.shell import write_output
 
 if TYPE_CHECKING:
@@ -73,32 +72,43 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
             return render_figure(self, "png")
 
     count = len(figure.panels)
-    most = 2 if columns == 1 or count == 4 else 4 if count > 6 else 3
-    across = min(count, most)
+    across = min(count, _most_across(count, columns))
     down = math.ceil(count / across)
-    width = WIDTHS[columns] if count > 1 or columns == 1 else 4.6
+    width = WIDTHS[columns]
+    if count == 1 and columns == 2:
+        width = 4.6
     height = down * min(2.6, max(1.7, 0.75 * width / across)) + 0.5
     canvas = Canvas(figsize=(width, height), layout="constrained")
     axes = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    flat = [axis for row in axes for axis in row]
+    flat = list(axes.flat)
     for axis in flat[count:]:
         axis.set_visible(False)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
-        lines = textwrap.wrap(printable(panel.title), max(8, int(0.85 * width / across / CHARACTER)))
-        axis.set_title("\n".join(map(_literal, lines)))
+        titles = textwrap.wrap(printable(panel.title), max(8, int(0.85 * width / across / CHARACTER)))
+        axis.set_title("\n".join(map(_literal, titles)))
         _draw_lines(axis, figure, panel)
         _set_x_ticks(axis, figure, width / across)
+        # Panels share their axes, so that only the outer ones need their names.
         if index + across >= count:
             axis.set_xlabel(_literal(figure.x.name))
             axis.tick_params(labelbottom=True)
         if index % across == 0:
             axis.set_ylabel(_literal(figure.y.name))
-    lines = {line.label: line for panel in figure.panels for line in panel.lines if line.label}
+    lines = {line.label: line for line in lines_of(figure.panels) if line.label}
     if lines:
         handles = [Line2D([], [], **_style(line, figure), label=_literal(line.label)) for line in lines.values()]
         fitting = max(1, int(width / (0.5 + CHARACTER * max(map(len, lines)))))
         canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), fitting, 4))
     return canvas
+
+
+def _most_across(count: int, columns: int) -> int:
+    """Return the most panels beside each other."""
+    if columns == 1 or count == 4:
+        return 2
+    if count > 6:
+        return 4
+    return 3
 
 
 def _literal(text: str) -> str:
@@ -116,8 +126,12 @@ def _style(line: Line, figure: Figure) -> dict[str, Any]:
 
 def _set_x_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
     """Set the ticks of the x axis, and turn their texts if they are wider than their places."""
-    texts = [_literal(text) for _, text in figure.x.ticks]
-    axis.set_xticks([x for x, _ in figure.x.ticks], texts)
+    positions: list[float] = []
+    texts: list[str] = []
+    for x, text in figure.x.ticks:
+        positions.append(x)
+        texts.append(_literal(text))
+    axis.set_xticks(positions, texts)
     if CHARACTER * max(map(len, texts), default=0) > 0.8 * panel_width / max(len(texts), 1):
         axis.tick_params(axis="x", labelrotation=45)
         for text in axis.get_xticklabels():
@@ -127,11 +141,14 @@ def _set_x_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
 
 def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
     low, high = figure.y.low, figure.y.high
-    for name, each in (("x", figure.x), ("y", figure.y)):
-        if each.is_log:
-            axis.set(**{f"{name}scale": "log"})
+    if figure.x.is_log:
+        axis.set_xscale("log")
+    if figure.y.is_log:
+        axis.set_yscale("log")
+    # A logarithmic axis would add minor ticks to those of the figure.
     axis.minorticks_off()
-    has_diverged = any(point.diverged for each in figure.panels for line in each.lines for point in line.points)
+    has_diverged = any(point.diverged for line in lines_of(figure.panels) for point in line.points)
+    # Room above the values for the crosses of diverged seeds.
     axis.set_xlim(figure.x.low, figure.x.high)
     axis.set_ylim(low, high + 0.12 * (high - low) * has_diverged)
     axis.set_yticks([y for y, _ in figure.y.ticks], [text for _, text in figure.y.ticks])
@@ -140,31 +157,36 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
     for index, line in enumerate(panel.lines):
         points = [point for point in line.points if point.y is not None]
         position = index - (len(panel.lines) - 1) / 2
-        x, y = [_shifted(figure, point.x, position) for point in points], [point.y or 0.0 for point in points]
+        x = [_shifted(figure, point.x, position) for point in points]
+        y = [point.y or 0.0 for point in points]
         axis.plot(x, y, **_style(line, figure))
         if figure.is_band:
             lows, highs = [point.low or 0.0 for point in points], [point.high or 0.0 for point in points]
             axis.fill_between(x, lows, highs, color=line.color, alpha=0.15, linewidth=0)
             continue
         for point in line.highest_rates:
-            ends = [end for end in (point.low, point.high) if end is not None]
-            y = point.y or 0.0
-            axis.plot(ends, [y] * len(ends), marker="|", color=line.color, linewidth=0.9, zorder=3)
-            axis.plot([point.x], [y], marker="D", markerfacecolor="white", color=line.color, zorder=3)
+            _draw_highest_rate(axis, point, line.color)
         for at, point in zip(x, points, strict=True):
             if point.stuck:
                 _draw_stuck(axis, at, point, line, high)
             _draw_interval(axis, at, point, line.color, (low, high))
-        seeds = [
-            (_shifted(figure, point.x, position), seed) for point in line.points if point.n > 1 for seed in point.seeds
-        ]
-        axis.plot(*_columns(seeds), linestyle="none", marker=".", markersize=3, color=line.color, alpha=0.5)
-        for point in (point for point in line.points if point.diverged):
-            stacked = crosses[point.x] = crosses.get(point.x, -1) + 1
-            at = _shifted(figure, point.x, position), high + (0.05 - 0.07 * stacked) * (high - low)
-            axis.plot(*at, marker="x", color=line.color, linestyle="none")
-            text = f"{point.diverged}/{point.n}"
-            axis.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=6)
+        seeds_x: list[float] = []
+        seeds_y: list[float] = []
+        for point in line.points:
+            # A single seed is the point itself.
+            if point.n > 1:
+                seeds_x += [_shifted(figure, point.x, position)] * len(point.seeds)
+                seeds_y += point.seeds
+        axis.plot(seeds_x, seeds_y, linestyle="none", marker=".", markersize=3, color=line.color, alpha=0.5)
+        # Points with diverged seeds stand above the frame, those of several lines below each other.
+        for point in line.points:
+            if point.diverged:
+                crosses[point.x] = crosses.get(point.x, -1) + 1
+                top = high + (0.05 - 0.07 * crosses[point.x]) * (high - low)
+                at = _shifted(figure, point.x, position), top
+                axis.plot(*at, marker="x", color=line.color, linestyle="none")
+                text = f"{point.diverged}/{point.n}"
+                axis.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=6)
 
 
 def _shifted(figure: Figure, x: float, position: float) -> float:
@@ -173,12 +195,18 @@ def _shifted(figure: Figure, x: float, position: float) -> float:
         return x
     if figure.x.is_log:
         return x * (figure.x.high / figure.x.low) ** (0.01 * position)
-    return x + (0.01 * (figure.x.high - figure.x.low) if figure.is_connected else 0.14) * position
+    shift = 0.14
+    if figure.is_connected:
+        shift = 0.01 * (figure.x.high - figure.x.low)
+    return x + shift * position
 
 
-def _columns(pairs: Iterable[tuple[float, float]]) -> tuple[Sequence[float], Sequence[float]]:
-    pairs = list(pairs)
-    return [x for x, _ in pairs], [y for _, y in pairs]
+def _draw_highest_rate(axis: Axes, point: Point, color: str) -> None:
+    """Draw a diamond with a horizontal interval."""
+    ends = [end for end in (point.low, point.high) if end is not None]
+    y = point.y or 0.0
+    axis.plot(ends, [y] * len(ends), marker="|", color=color, linewidth=0.9, zorder=3)
+    axis.plot([point.x], [y], marker="D", markerfacecolor="white", color=color, zorder=3)
 
 
 def _draw_stuck(axis: Axes, x: float, point: Point, line: Line, top: float) -> None:

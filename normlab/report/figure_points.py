@@ -58,14 +58,20 @@ class Point:
 
 
 def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
+    """Return the final loss of a cell at a learning rate."""
     final = cell.final_at(lr)
     interval = final.interval
-    shown = interval if interval and interval.design.n > 2 else None
+    y = low = high = None
+    if interval and not final.diverged:
+        y = interval.estimate
+    # With two seeds the interval is wider than any figure.
+    if interval and interval.design.n > 2:
+        low, high = interval.low, interval.high
     return Point(
         x=x,
-        y=interval.estimate if interval and not final.diverged else None,
-        low=shown.low if shown else None,
-        high=shown.high if shown else None,
+        y=y,
+        low=low,
+        high=high,
         seeds=tuple(sorted(final.finite)),
         diverged=final.diverged,
         n=len(final.losses),
@@ -127,9 +133,14 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     trained = series_of([row for row in rows if row["kind"] == "train"])
     measured = evaluations_of(rows)
-    averaged = [(each.step, each.loss_ema) for each in measured if each.loss_ema is not None]
+    losses: list[tuple[int, float]] = []
+    averaged: list[tuple[int, float]] = []
+    for evaluation in measured:
+        losses.append((evaluation.step, evaluation.loss))
+        if evaluation.loss_ema is not None:
+            averaged.append((evaluation.step, evaluation.loss_ema))
     return {
-        "val_loss": _curve([(each.step, each.loss) for each in measured]),
+        "val_loss": _curve(losses),
         "val_loss_ema": _curve(averaged),
         "train_loss": Curve(trained["step"], trained["loss"]),
         "grad_norm": Curve(trained["step"], trained["grad_norm"]),
@@ -146,22 +157,23 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
     Curves with more than `MAX_POINTS` steps are cut into bins of consecutive steps. The value of a seed in a bin is the
     mean of its finite values; the range is over every finite value, so that no spike is lost.
     """
-    steps = np.unique(np.concatenate([curve.steps for curve in curves])) if curves else np.array([])
-    if not len(steps):
+    if not any(len(curve.steps) for curve in curves):
         return []
+    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     size = -(-len(steps) // MAX_POINTS)
     count = -(-len(steps) // size)
     means = np.full((len(curves), count), np.nan)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     with np.errstate(all="ignore"):  # a damaged record may hold values that overflow
         for row, curve in enumerate(curves):
+            # The last losses of a diverged run are infinite.
             finite = np.isfinite(curve.values)
             values, bins = curve.values[finite], np.searchsorted(steps, curve.steps[finite]) // size
             counts = np.bincount(bins, minlength=count)
             means[row] = np.bincount(bins, values, minlength=count) / counts
             np.minimum.at(low, bins, values)
             np.maximum.at(high, bins, values)
-    points = []
+    points: list[Point] = []
     for index in range(count):
         values = [value for value in means[:, index].tolist() if math.isfinite(value)]
         if values:
@@ -182,15 +194,15 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, His
     try:
         parts = read_statistics(record.folder, problems)
     except NothingMeasured:
-        parts = []
+        return {}
     except StoreError as error:
         problems.append(str(error))
-        parts = []
-    return {
-        (name, each.site): each
-        for name, each in (histories(parts) if parts else ())
-        if each.layers and each.steps and not each.is_per_step
-    }
+        return {}
+    profiles: dict[Statistic, History] = {}
+    for name, profile in histories(parts):
+        if profile.layers and profile.steps and not profile.is_per_step:
+            profiles[name, profile.site] = profile
+    return profiles
 
 
 def median_profile(profiles: Sequence[History], moment: str) -> list[Point]:
@@ -200,13 +212,23 @@ def median_profile(profiles: Sequence[History], moment: str) -> list[Point]:
     """
     by_layer: dict[int, list[float]] = {}
     for profile in profiles:
-        steps = profile.steps
-        at = MOMENTS[moment] if moment in MOMENTS else steps.index(int(moment)) if int(moment) in steps else None
-        for layer in profile.layers if at is not None else ():
+        at = _index_of(moment, profile.steps)
+        if at is None:
+            continue
+        for layer in profile.layers:
             by_layer.setdefault(layer, []).append(float(profile.values[at, layer]))
-    finite = {layer: [value for value in by_layer[layer] if math.isfinite(value)] for layer in sorted(by_layer)}
-    return [
-        Point(layer, statistics.median(values), min(values), max(values), n=len(values))
-        for layer, values in finite.items()
-        if values
-    ]
+    points: list[Point] = []
+    for layer in sorted(by_layer):
+        values = list(filter(math.isfinite, by_layer[layer]))
+        if values:
+            points.append(Point(layer, statistics.median(values), min(values), max(values), n=len(values)))
+    return points
+
+
+def _index_of(moment: str, steps: Sequence[int]) -> int | None:
+    """Return the index of a step, or of one of `MOMENTS`; None if the step was not measured."""
+    if moment in MOMENTS:
+        return MOMENTS[moment]
+    if int(moment) not in steps:
+        return None
+    return steps.index(int(moment))

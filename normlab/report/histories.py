@@ -54,14 +54,16 @@ def read_statistics(folder: RunFolder, problems: list[str], name: str | None = N
         StatisticsError: The run measured others only.
         StoreError: The statistics are missing or cannot be read.
     """
-    tiers = None if name is None else _tiers_of(name)
+    tiers: set[str] | None = None
+    if name is not None:
+        tiers = _tiers_of(name)
     run = RunRecord.load(folder)  # read first, so that the arrays are at least as new as the status
     arrays, unreadable = folder.statistics, list[str]()
     stored_parts = list(arrays.parts(unreadable))
     if run.state != RUNNING:  # a running process may be in the middle of a row
-        unreadable += [
-            f"{part.file.path}: incomplete last row, left out" for _, part in stored_parts if part.has_torn_row()
-        ]
+        for _, part in stored_parts:
+            if part.has_torn_row():
+                unreadable.append(f"{part.file.path}: incomplete last row, left out")
     measured: list[Profiles] = []
     for tier in dict.fromkeys(tier for tier, _ in stored_parts):
         if tiers is not None and tier not in tiers:
@@ -88,7 +90,7 @@ def _tiers_of(name: str) -> set[str]:
     """Return the tiers of a statistic, or of those that it is derived from."""
     if name not in STATISTICS:
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
-    return {STATISTICS[each].tier for each in STATISTICS[name].needs or (name,)}
+    return {STATISTICS[needed].tier for needed in STATISTICS[name].needs or (name,)}
 
 
 def histories(profiles: Sequence[Profiles]) -> Iterator[tuple[str, History]]:
@@ -96,7 +98,7 @@ def histories(profiles: Sequence[Profiles]) -> Iterator[tuple[str, History]]:
     for statistic in STATISTICS.values():
         # The parts of a damaged record may overflow or differ in depth.
         with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
-            yield from [(statistic.name, each) for each in history(profiles, statistic.name)]
+            yield from [(statistic.name, part) for part in history(profiles, statistic.name)]
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:
@@ -134,7 +136,10 @@ def _join_parts(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], l
     statistic, counts, notes = STATISTICS[name], None, ()
     if statistic.averaged:
         counts = np.concatenate([later_half_sizes(len(part.steps)) for part, _ in parts])[order].tolist()
-    if statistic.undefined and np.isnan(values[:, layers] if values.ndim == 2 else values).any():
+    recorded = values
+    if values.ndim == 2:  # layers without the statistic are NaN too
+        recorded = values[:, layers]
+    if statistic.undefined and np.isnan(recorded).any():
         notes = (f"nan: {statistic.undefined}",)
     is_per_step = values.ndim == 1 or statistic.of == "model"
     return History(site, steps[order].tolist(), values, layers, counts, notes, is_per_step)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from normlab.analysis.spikes import count_spikes
 from normlab.base.errors import ConfigError, StatisticsError, warn
+from normlab.catalogue.statistics.profiles import Array
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.catalogue.statistics.statistic import CORE, OF
 from normlab.report.histories import SPIKES as SPIKES
@@ -19,6 +20,8 @@ MAX_STEPS = 5
 """Most steps in a table; --json has all."""
 MAX_LAYERS = 24
 """Most layers of each site in a table."""
+MAX_SPIKES = 5
+"""Most spikes of which a table has the step."""
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
@@ -39,11 +42,16 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
     problems: list[str] = []
     try:
         profiles = read_statistics(folder, problems)
+        rows: list[Row] = []
         if name is not None:
-            rows = [row for part in history(profiles, name) for row in _rows(name, part)]
+            for part in history(profiles, name):
+                rows += _rows(name, part)
         else:
-            rows = [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
-        return rows if at is None else _at(rows, at)
+            for statistic, part in histories(profiles):
+                rows += _rows(statistic, part)
+        if at is None:
+            return rows
+        return _at(rows, at)
     except StatisticsError as error:
         if name not in STATISTICS or STATISTICS[name].tier == CORE:
             raise
@@ -55,13 +63,23 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
 
 def _at(rows: Sequence[Row], step: int) -> list[Row]:
     """Return the rows at a step, with one value each, of the statistics that were measured there."""
-    found = [(row, list(row["steps"]).index(step)) for row in rows if step in row["steps"]]
-    if not found:
-        steps = sorted({each for row in rows for each in row["steps"]}, key=lambda each: abs(each - step))[:2]
-        nearest = " or ".join(map(str, sorted(steps)))
-        raise ConfigError(f"--at {step}: not measured at this step (stats.every says at which); choose {nearest}")
-    series = ("steps", "values", "n")
-    return [{key: value[i : i + 1] if key in series else value for key, value in row.items()} for row, i in found]
+    rows_at: list[Row] = []
+    for row in rows:
+        if step in row["steps"]:
+            index = list(row["steps"]).index(step)
+            row_at = dict(row)
+            for key in ("steps", "values", "n"):
+                if key in row:
+                    row_at[key] = row[key][index : index + 1]
+            rows_at.append(row_at)
+    if not rows_at:
+        steps: set[int] = set()
+        for row in rows:
+            steps.update(row["steps"])
+        nearest = sorted(steps, key=lambda measured: abs(measured - step))[:2]
+        choice = " or ".join(map(str, sorted(nearest)))
+        raise ConfigError(f"--at {step}: not measured at this step (stats.every says at which); choose {choice}")
+    return rows_at
 
 
 def _rows(name: str, part: History) -> list[Row]:
@@ -71,44 +89,56 @@ def _rows(name: str, part: History) -> list[Row]:
         about["n"] = part.counts
     if part.notes:
         about["notes"] = list(part.notes)
-    if part.is_per_step:
-        columns = {"": part.values if part.values.ndim == 1 else part.values[:, -1]}
+    columns: dict[str, Array] = {}
+    if part.values.ndim == 1:
+        columns[""] = part.values
+    elif part.is_per_step:  # the last layer is the head, or holds the number of the whole model
+        columns[""] = part.values[:, -1]
     else:
-        head = part.values.shape[1] - 1
-        columns = {
-            "embed" if layer == 0 else "head" if layer == head else f"layer {layer}": part.values[:, layer]
-            for layer in part.layers
-        }
-    return [
-        {"statistic": name, "site": part.site, "layer": layer, "steps": part.steps, "values": column.tolist(), **about}
-        for layer, column in columns.items()
-    ]
+        for layer in part.layers:
+            columns[_layer_name(layer, part.values.shape[1])] = part.values[:, layer]
+    rows: list[Row] = []
+    for layer, column in columns.items():
+        row: Row = {"statistic": name, "site": part.site, "layer": layer, "steps": part.steps}
+        rows.append(row | {"values": column.tolist(), **about})
+    return rows
+
+
+def _layer_name(layer: int, layers: int) -> str:
+    """Return the name of a layer: the first is the embeddings, the last the head."""
+    if layer == 0:
+        return "embed"
+    if layer == layers - 1:
+        return "head"
+    return f"layer {layer}"
 
 
 def table_rows(rows: Sequence[Row]) -> list[Row]:
     """Return a table of one statistic: a few steps, some layers, and a sparkline over training."""
     sites = _by_site(rows)
     has_layers = any(row["layer"] for row in rows)
-    return [
-        {
-            **({"site": site} if len(sites) > 1 else {}),
-            **({"layer": row["layer"]} if has_layers else {}),
-            **{
-                f"step {row['steps'][index]}": f"{row['values'][index]:.4g}"
-                for index in evenly_spaced(range(len(row["steps"])), MAX_STEPS)
-            },
-            "over training": sparkline(row["values"]),
-        }
-        for site, site_rows in sites.items()
-        for row in evenly_spaced(site_rows, MAX_LAYERS)
-    ]
+    table: list[Row] = []
+    for site, site_rows in sites.items():
+        for row in evenly_spaced(site_rows, MAX_LAYERS):
+            texts: Row = {}
+            if len(sites) > 1:
+                texts["site"] = site
+            if has_layers:
+                texts["layer"] = row["layer"]
+            for index in evenly_spaced(range(len(row["steps"])), MAX_STEPS):
+                texts[f"step {row['steps'][index]}"] = f"{row['values'][index]:.4g}"
+            texts["over training"] = sparkline(row["values"])
+            table.append(texts)
+    return table
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes on one statistic: its warnings, and that the table has few of the steps and layers."""
     lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
-    few = len(rows[0]["steps"]) > MAX_STEPS or any(len(site) > MAX_LAYERS for site in _by_site(rows).values())
-    return [*lines, *(["the table has some of the steps and layers; --json has all"] if few else [])]
+    has_many_layers = any(len(site_rows) > MAX_LAYERS for site_rows in _by_site(rows).values())
+    if has_many_layers or len(rows[0]["steps"]) > MAX_STEPS:
+        lines.append("the table has some of the steps and layers; --json has all")
+    return lines
 
 
 def overview_reading(rows: Sequence[Row]) -> str:
@@ -123,17 +153,23 @@ def overview_reading(rows: Sequence[Row]) -> str:
 def overview_rows(rows: Sequence[Row]) -> list[Row]:
     """Return a row per statistic and site: first and last layer at the first and last step."""
     overview: list[Row] = []
-    for name in (statistic.name for statistic in STATISTICS.values() if statistic.shown):
-        for site, layers in _by_site([row for row in rows if row["statistic"] == name]).items():
-            ends = layers[:1] if len(layers) == 1 else [layers[0], layers[-1]]
+    for statistic in STATISTICS.values():
+        if not statistic.shown:
+            continue
+        rows_of_statistic = [row for row in rows if row["statistic"] == statistic.name]
+        for site, layers in _by_site(rows_of_statistic).items():
+            ends, by_layer = layers, ""
+            if len(layers) > 1:
+                ends = [layers[0], layers[-1]]
+                by_layer = sparkline([row["values"][-1] for row in layers])
             overview.append(
                 {
-                    "statistic": name,
+                    "statistic": statistic.name,
                     "site": site,
                     "at": " / ".join(row["layer"] for row in ends),
                     "first": " / ".join(f"{row['values'][0]:.3g}" for row in ends),
                     "last": " / ".join(f"{row['values'][-1]:.3g}" for row in ends),
-                    "by layer": sparkline([row["values"][-1] for row in layers]) if len(layers) > 1 else "",
+                    "by layer": by_layer,
                     "over training": sparkline(layers[-1]["values"]),
                 }
             )
@@ -150,7 +186,8 @@ def spike_rows(folder: RunFolder) -> list[Row]:
         StoreError: The run has no steps yet, or its record cannot be read, or its metrics changed after it finished.
     """
     metrics = series(folder)
-    if problem := folder.rows().problem(folder.metrics_path):
+    problem = folder.rows().problem(folder.metrics_path)
+    if problem:
         warn(problem)
     return [
         {
@@ -167,15 +204,25 @@ def spike_rows(folder: RunFolder) -> list[Row]:
 
 
 def spike_table(rows: Sequence[Row]) -> list[Row]:
-    return [
-        {
-            **{key: row[key] for key in ("rule", "spikes", "of steps")},
-            "share": "" if row["share"] is None else f"{row['share']:.2%}",
-            "first at": ", ".join(map(str, row["at"][:5])) + (", ..." if len(row["at"]) > 5 else ""),
-            "a spike is": row["formula"],
-        }
-        for row in rows
-    ]
+    table: list[Row] = []
+    for row in rows:
+        share = ""
+        if row["share"] is not None:
+            share = f"{row['share']:.2%}"
+        steps = list(map(str, row["at"][:MAX_SPIKES]))
+        if len(row["at"]) > MAX_SPIKES:
+            steps.append("...")
+        table.append(
+            {
+                "rule": row["rule"],
+                "spikes": row["spikes"],
+                "of steps": row["of steps"],
+                "share": share,
+                "first at": ", ".join(steps),
+                "a spike is": row["formula"],
+            }
+        )
+    return table
 
 
 def definition(name: str) -> str:
@@ -213,17 +260,22 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
     The scale is logarithmic if all finite numbers are positive, else linear. Numbers within 1 % of each other are all
     drawn at half height.
     """
-    heights = evenly_spaced(values, width)
+    heights = list(evenly_spaced(values, width))
     finite = [value for value in heights if math.isfinite(value)]
-    flat = _FLAT * max(map(abs, finite), default=0.0)
-    if finite and min(finite) > 0:
-        heights, flat = [math.log(value) if math.isfinite(value) else value for value in heights], _FLAT
-    finite = [height for height in heights if math.isfinite(height)]
-    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
-
-    def bar(height: float) -> str:
+    if not finite:
+        return "?" * len(heights)
+    flat = _FLAT * max(map(abs, finite))
+    if min(finite) > 0:
+        heights = [math.log(value) if math.isfinite(value) else value for value in heights]
+        # A difference of logarithms is a relative difference.
+        finite, flat = list(map(math.log, finite)), _FLAT
+    low, span = min(finite), max(finite) - min(finite)
+    bars = ""
+    for height in heights:
         if not math.isfinite(height):
-            return "?"
-        return BARS[3] if span <= flat else BARS[round((height - low) / span * (len(BARS) - 1))]
-
-    return "".join(map(bar, heights))
+            bars += "?"
+        elif span <= flat:
+            bars += BARS[3]
+        else:
+            bars += BARS[round((height - low) / span * (len(BARS) - 1))]
+    return bars

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from normlab.analysis.columns import Column
-from normlab.analysis.comparability import differences, intact_runs, obstacles
+from normlab.analysis.comparability import differences, intact_runs, names_of, obstacles
 from normlab.analysis.factors import distinguishing_options, unexplained_options
 from normlab.analysis.settings import RESOLVED, format_setting, select_where, setting
 from normlab.report.tables import Row, render
@@ -190,12 +190,13 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
     unexplained = unexplained_options(runs, factors)
     if not unexplained:
         return []
-    different = [str(difference) for difference in differences(runs, factors) if difference.name in unexplained]
+    different: list[str] = []
+    for difference in differences(runs, factors):
+        if difference.name in unexplained:
+            different.append(str(difference))
     warnings = [f"the runs differ in more than {', '.join(factors)}: {'; '.join(different)}"]
-    apart: list[str] = []
-    for obstacle in obstacles([[run] for run in runs], factors):
-        if obstacle.name in unexplained:
-            apart.append(obstacle.name)
+    names = names_of(obstacles([[run] for run in runs], factors))
+    apart = [name for name in names if name in unexplained]
     if apart:
         warnings.append(f"losses of runs that differ in {' or '.join(apart)} are not comparable")
     return warnings
@@ -205,5 +206,6 @@ def _sort_key(row: Row) -> tuple[Any, ...]:
     loss = row["val_loss"]
     if loss is None or math.isnan(loss):
         loss = math.inf
+    # Losses are comparable within a corpus only.
     corpus = row["corpus_sha256"] is None, str(row["corpus"]), str(row["corpus_sha256"])
     return *corpus, row["state"] not in OUTCOMES, loss, row["id"]

@@ -32,7 +32,8 @@ def statistics_of_runs(
     missing: list[StoreError | StatisticsError] = []
     for run in runs:
         try:
-            measured += [(run, each) for each in history(read_statistics(run.folder, problems, name), name)]
+            profiles = read_statistics(run.folder, problems, name)
+            measured += [(run, part) for part in history(profiles, name)]
         except (StoreError, StatisticsError) as error:
             missing.append(error)
     if not measured:
@@ -42,20 +43,22 @@ def statistics_of_runs(
     if missing:
         problems.append(f"{name}: {len(missing)} of {len(runs)} runs have no values and are left out: {missing[0]}")
     parts: dict[str, list[Any]] = {column: [] for column in ("id", *options, "site", "step", "layer", name)}
-    for run, each in measured:
+    for run, part in measured:
         # A statistic of the whole model has no axis of layers.
-        has_layers = each.values.ndim == 2
-        values = each.values[:, each.layers] if has_layers else each.values[:, None]
+        has_layers = part.values.ndim == 2
+        values = part.values[:, None]
+        if has_layers:
+            values = part.values[:, part.layers]
         steps, layers = values.shape
         parts["id"].append(np.full(values.size, run.run_id, dtype=object))
         for option in options:
             column = np.empty(values.size, dtype=object)
             column[:] = setting(run, option)
             parts[option].append(column)
-        parts["site"].append(np.full(values.size, each.site, dtype=object))
-        parts["step"].append(np.repeat(each.steps, layers))
+        parts["site"].append(np.full(values.size, part.site, dtype=object))
+        parts["step"].append(np.repeat(part.steps, layers))
         if has_layers:
-            parts["layer"].append(np.tile(each.layers, steps))
+            parts["layer"].append(np.tile(part.layers, steps))
         parts[name].append(values.ravel())
     if not parts["layer"]:
         del parts["layer"]

@@ -100,6 +100,18 @@ def _text(column: Column[Any], row: Row) -> str:
     return printable(column.text_of(row[column.key]))
 
 
+def _texts(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[list[str]]:
+    """Return the titles of columns, then the texts of each row."""
+    table = [_titles(columns)]
+    for row in rows:
+        table.append([_text(column, row) for column in columns])
+    return table
+
+
+def _titles(columns: Sequence[Column[Any]]) -> list[str]:
+    return [printable(column.title) for column in columns]
+
+
 # CSV, Markdown and LaTeX
 
 
@@ -128,10 +140,10 @@ def _csv_value(value: Any) -> Any:
 
 
 def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
-    table = [[printable(column.title) for column in columns]]
-    table += [[_text(column, row) for column in columns] for row in rows]
-    lines = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in table]
-    alignments = ["---:" if column.is_number else "---" for column in columns]
+    lines = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in _texts(columns, rows)]
+    alignments: list[str] = []
+    for column in columns:
+        alignments.append("---:" if column.is_number else "---")
     lines.insert(1, f"| {' | '.join(alignments)} |")
     warning = _corpora_note(rows)
     if warning:
@@ -146,9 +158,7 @@ def escape_markdown(text: str) -> str:
 
 
 def _latex(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
-    table = [[printable(column.title) for column in columns]]
-    table += [[_text(column, row) for column in columns] for row in rows]
-    head, *body = (rf"{' & '.join(map(_latex_text, cells))} \\" for cells in table)
+    head, *body = (rf"{' & '.join(map(_latex_text, cells))} \\" for cells in _texts(columns, rows))
     alignments = ""
     for column in columns:
         is_number = all(_is_number(row[column.key]) for row in rows)
@@ -230,6 +240,7 @@ def render_table(
     If the table is too wide, columns are left out from the right, but those in `fixed`.
     """
     width = max(width, _MIN_WIDTH)
+    # A single row is read down, because across it seldom fits.
     if len(rows) == 1:
         return _render_row(columns, rows[0], width)
     text_columns = _text_columns(columns, rows)
@@ -254,7 +265,7 @@ def render_table(
 
 def _render_row(columns: Sequence[Column[Any]], row: Row, width: int) -> str:
     """Render a single row as a line for each column."""
-    titles = [printable(column.title) for column in columns]
+    titles = _titles(columns)
     indent = max(map(len, titles)) + _GAP
     lines: list[str] = []
     for title, column in zip(titles, columns, strict=True):
@@ -266,7 +277,9 @@ def _render_row(columns: Sequence[Column[Any]], row: Row, width: int) -> str:
 
 def _text_columns(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[_TextColumn]:
     """Return the columns of a table as texts, without hidden and empty ones; equal names of runs need the id."""
-    texts = {column.key: [_text(column, row) for row in rows] for column in columns}
+    texts: dict[str, list[str]] = {}
+    for column in columns:
+        texts[column.key] = [_text(column, row) for row in rows]
     names = texts.get("run", [])
     needs_id = len(set(names)) < len(names)
     # The step and the steps of a run are one column: 40/80.
@@ -318,6 +331,7 @@ def _set_widths(columns: Sequence[_TextColumn], width: int, min_text: int) -> No
         column.width = max(map(len, [column.title, *column.texts]))
         if column.is_foldable:
             column.width = min(column.width, width)
+    # One character at a time, so that the widest columns end equally wide.
     while _total(columns) > width:
         wide = [column for column in columns if column.is_foldable and column.width > min_text]
         if not wide:
@@ -334,6 +348,7 @@ def _grid(columns: Sequence[_TextColumn]) -> str:
     lines: list[str] = []
     titles = tuple(column.title for column in columns)
     for row in [titles, *zip(*(column.texts for column in columns), strict=True)]:
+        # A row is as many lines as its longest folded text.
         folded: list[list[str]] = []
         for column, text in zip(columns, row, strict=True):
             folded.append(textwrap.wrap(text, column.width, break_on_hyphens=False) or [""])
@@ -345,5 +360,6 @@ def _grid(columns: Sequence[_TextColumn]) -> str:
 
 
 def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
+    # Names of runs have hyphens, and are copied whole.
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(folded for line in lines for folded in wrapper.wrap(line))

@@ -6,7 +6,15 @@ from statistics import stdev
 
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import weighted_sums
-from normlab.analysis.factor_tests.base import BASELINE_NOTE, FactorTest, Question, Row, change_text, holm_note
+from normlab.analysis.factor_tests.base import (
+    BASELINE_NOTE,
+    FactorTest,
+    Question,
+    Row,
+    change_text,
+    holm_note,
+    values_of,
+)
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.sequences import level_of, mean_sequence
 
@@ -51,7 +59,7 @@ class Anytime(FactorTest):
             "of seeds (a confidence sequence), so that seeds may be added until it is decided"
         ]
         # Cells with several learning rates have neither an estimate nor p.
-        if any(row["p"] is not None for row in rows):
+        if any(p is not None for p in values_of(rows, "p")):
             lines.append(f"p: likewise; {holm_note(rows)}")
         return [*lines, BASELINE_NOTE]
 
@@ -61,6 +69,7 @@ def _estimates(values: Sequence[float]) -> Row:
     n = len(values)
     mean = math.fsum(values) / n
     low, high = mean_sequence(values, 1 - LEVEL)
+    # Equal differences have no deviation by which the mean could be measured.
     deviation = stdev(values)
     p = float(mean == 0)
     if deviation:

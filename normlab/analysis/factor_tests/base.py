@@ -46,6 +46,7 @@ class Question:
         inside = [factor.option for factor in over]
         groups: dict[str, dict[Key, Cell]] = {}
         for cell in self.cells:
+            # The other levels of a cell are those of its group.
             outside = dict(cell.levels)
             levels_inside = tuple(outside.pop(option) for option in inside)
             groups.setdefault(label(outside, outside.values()), {})[levels_inside] = cell
@@ -111,9 +112,14 @@ BAD: Column[Row] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}", "
 BASELINE_NOTE = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
 
 
+def values_of(rows: Sequence[Row], key: str) -> list[Any]:
+    return [row[key] for row in rows]
+
+
 def holm_note(rows: Sequence[Row]) -> str:
     """Return how the p-values of the rows are corrected."""
-    tests = sum(row["p"] is not None for row in rows)
+    p_values = values_of(rows, "p")
+    tests = len(p_values) - p_values.count(None)
     return f"two-sided, corrected by Holm's method for {counted(tests, 'test')}, those of this table"
 
 
@@ -145,10 +151,10 @@ class FactorTest(ABC):
     def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
         """Return the columns of the table of some rows."""
         columns = [WHERE, CONTRAST, self.estimate_column()]
-        if len({row["unit"] for row in rows}) > 1:
+        if len(set(values_of(rows, "unit"))) > 1:
             columns.append(UNIT)
         columns += [P, P_HOLM]
-        if any(row["bad"] for row in rows):
+        if any(values_of(rows, "bad")):
             columns.append(BAD)
         return columns
 

@@ -12,7 +12,15 @@ from typing import ClassVar
 
 from normlab.analysis.cells import reason_cells_not_comparable
 from normlab.analysis.contrasts import pool_notes, slope_weights
-from normlab.analysis.factor_tests.base import BASELINE_NOTE, FactorTest, Question, Row, change_text, holm_note
+from normlab.analysis.factor_tests.base import (
+    BASELINE_NOTE,
+    FactorTest,
+    Question,
+    Row,
+    change_text,
+    holm_note,
+    values_of,
+)
 from normlab.analysis.factors import Factor
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.settings import LR, format_setting
@@ -33,16 +41,17 @@ class ContrastTest(FactorTest):
     """Notes on what the contrasts are."""
 
     def notes(self, rows: Sequence[Row]) -> list[str]:
-        units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
-        rates = {row["lr"] for row in rows}
+        units = ", ".join(dict.fromkeys(values_of(rows, "unit")))
+        rates = set(values_of(rows, "lr"))
+        # The loss of a cell is that at its best learning rate, which the notes name if all cells have the same one.
         at = "the best learning rate of each cell"
         if len(rates) == 1 and None not in rates:
             at = f"learning rate {format_setting(rates.pop())}"
         interval = f"with its {LEVEL:.0%} interval over n seeds"
         lines = [f"estimate: {units}, at {at}, {interval}; p: {holm_note(rows)}", *self.definitions]
-        if any(row["bad"] for row in rows):
+        if any(values_of(rows, "bad")):
             lines.append(BAD_NOTE)
-        methods = dict.fromkeys(row["method"] for row in rows if row["method"])
+        methods = list(dict.fromkeys(filter(None, values_of(rows, "method"))))
         return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
 
 
@@ -60,6 +69,7 @@ class Interaction(ContrastTest):
     def rows(self, question: Question) -> Iterator[Row]:
         """Yield the interactions of all factors of `--over` together; by default of each pair of factors."""
         for factors in self._sets_of_factors(question):
+            # The weight of a cell is the product of its signs; the order is that of the cells of `Question.changes`.
             signs = itertools.product(*[(1.0, -1.0)] * len(factors))
             weights = list(map(math.prod, signs))
             for where, changes, cells in question.changes(factors):
@@ -98,6 +108,7 @@ class Trend(ContrastTest):
                 positions = [float(level) for (level,) in group]  # pyright: ignore
                 if is_log:
                     positions = list(map(math.log, positions))
+                # A slope needs two positions.
                 if len(set(positions)) > 1 and not reason_cells_not_comparable(list(group.values())):
                     labels = self.labels(where, contrast, unit)
                     yield question.contrast(group.values(), slope_weights(positions), labels)

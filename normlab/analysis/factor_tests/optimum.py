@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from normlab.analysis.cells import count_bad
 from normlab.analysis.columns import Column
-from normlab.analysis.factor_tests.base import BAD, CONTRAST, WHERE, FactorTest, Question, Row
+from normlab.analysis.factor_tests.base import BAD, CONTRAST, WHERE, FactorTest, Question, Row, values_of
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.rate_range import NEAR
 from normlab.store.record import RunRecord
@@ -40,7 +40,7 @@ class Optimum(FactorTest):
 
     def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
         columns = [WHERE, CONTRAST, self.estimate_column(), TOKENS]
-        if any(row["bad"] for row in rows):
+        if any(values_of(rows, "bad")):
             columns.append(BAD)
         return columns
 
@@ -79,6 +79,7 @@ def best_rate(runs: Sequence[RunRecord]) -> BestRate | None:
     import numpy as np
     from scipy.special import stdtrit
 
+    # Far from the minimum the loss is no parabola: it is bounded by that of a run that does not learn.
     learned = [run for run in runs if run.has_learned]
     lowest = min((run.loss for run in learned), default=math.nan)
     near = [run for run in learned if run.loss <= lowest + NEAR]

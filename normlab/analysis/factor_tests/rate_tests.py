@@ -7,7 +7,15 @@ from typing import ClassVar
 
 from normlab.analysis.cells import Cell, count_bad
 from normlab.analysis.contrasts import Key, weighted_sums
-from normlab.analysis.factor_tests.base import BASELINE_NOTE, FactorTest, Question, Row, change_text, holm_note
+from normlab.analysis.factor_tests.base import (
+    BASELINE_NOTE,
+    FactorTest,
+    Question,
+    Row,
+    change_text,
+    holm_note,
+    values_of,
+)
 from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, mean_interval, paired_test
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds, has_gap
 from normlab.base.errors import ConfigError, counted
@@ -52,7 +60,7 @@ class RateTest(FactorTest):
         mean, test = ("geometric mean", "paired t test of the logarithms") if is_log else ("mean", "paired t test")
         lines = [number.text for number in self.numbers]
         lines.append(f"estimate: {mean} over n seeds with its {LEVEL:.0%} interval")
-        if any(row["p"] is not None for row in rows):
+        if any(p is not None for p in values_of(rows, "p")):
             lines.append(f"p: {test}, {holm_note(rows)}")
         if any(row["beyond_grid"] and row["estimate"] is not None for row in rows):
             lines.append("beyond the grid, or more, or less: the number of a seed is cut off at an end of the grid")
@@ -104,6 +112,7 @@ def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
     for cell in cells:
         values = numbers[cell.key] = {}
         seeds = complete_seeds(cell.runs)
+        # Several runs of a seed at one rate may be of different models, whose curves must not be mixed.
         has_repeats = any(len(runs) > len(cell.losses) for runs in seeds.values())
         if has_repeats or not cell.has_learned:
             continue
@@ -126,11 +135,12 @@ def _comparison_row(number: RateNumber, numbers_of: dict[Key, Values], cells: Se
     """Return the mean over seeds of the differences of a number between a cell and its baseline."""
     # S and the band depend on the grid.
     is_comparable = number is HIGHEST or len({tuple(cell.losses) for cell in cells}) == 1
+    numbers = [numbers_of[cell.key] for cell in cells]
     values: Values = {}
     if is_comparable:
-        values = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
+        values = weighted_sums((1.0, -1.0), numbers)
     row = _row(number, paired_test, values, cells)
-    if all(numbers_of[cell.key] for cell in cells):
+    if all(numbers):
         row["missing"] = "no common seed"
         if not is_comparable:
             row["missing"] = "other learning rates"
@@ -176,8 +186,11 @@ def _row(
         row["method"] = result.test
         if not beyond_grid:
             row["p"] = result.p
-    bad = sum(count_bad(cell.completed) for cell in cells)
-    return row | {"lr": None, "bad": bad, "runs": sum(len(cell.completed) for cell in cells)}
+    bad = runs = 0
+    for cell in cells:
+        bad += count_bad(cell.completed)
+        runs += len(cell.completed)
+    return row | {"lr": None, "bad": bad, "runs": runs}
 
 
 def _sides_beyond_grid(number: RateNumber, cells: Sequence[Cell]) -> list[str]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from normlab.analysis.cells import Cell
+from normlab.analysis.cells import Cell, runs_of
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
@@ -17,7 +17,7 @@ from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.compare.summary_text import Fact, summary_facts
 from normlab.report.figure_axes import Axis, short_number
-from normlab.report.figure_data import KINDS, Figure, Layout, Line, Panel, curve_figure, describe, layout_of
+from normlab.report.figure_data import Figure, Layout, Line, Panel, curve_figure, describe, layout_of, lines_of
 from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import COLUMNS, row_of
 from normlab.report.tables import Row
@@ -60,10 +60,12 @@ def page_data(
     options = cell_options(by, runs)
     table = build_table(runs, options, warnings=warnings, among=among)
     chosen = choose_channels(table.factors, records, **channels or {})
-    in_cells = {run.folder.path for cell in table.cells for run in cell.runs}
-    facts = summary_facts(table.cells, [record.state for record in records if record.folder.path not in in_cells])
+    in_cells = {run.folder.path for run in runs_of(table.cells)}
+    missing = [record.state for record in records if record.folder.path not in in_cells]
+    facts = summary_facts(table.cells, missing)
     figures, lines = _figures(table, chosen, varying_options(runs), cache)
     texts = table_rows(table)
+    cell_columns = list(texts[0]) if texts else []
     return {
         "title": _title(selection, len(records)),
         "about": _about(records, runs, table),
@@ -74,7 +76,7 @@ def page_data(
         "figures": figures,
         "lines": lines,
         "series": SERIES,
-        "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
+        "cell_table": {"columns": cell_columns, "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(runs), cache),
         "notes": _notes(table, facts, texts),
         "problems": _problems(cache, table.warnings),
@@ -83,37 +85,51 @@ def page_data(
 
 def _notes(table: CellsTable, facts: Sequence[Fact], texts: Sequence[Row]) -> list[str]:
     """Return the definitions of the columns of the cells, and of the numbers of learning rates in the summary."""
-    lines = notes(table, texts[0]) if texts else []
+    lines: list[str] = []
+    if texts:
+        lines += notes(table, texts[0])
     if any(fact.table for fact in facts):
-        lines += [number.text for number in (SENSITIVITY, HIGHEST)]
+        lines += SENSITIVITY.text, HIGHEST.text
     return lines
 
 
 def _title(selection: Selection, kept: int) -> str:
     """Return the sweep's name or the number of runs, and how many conditions select."""
     total = len(selection.records)
-    count = f"{kept} of {counted(total, 'run')}" if kept < total else counted(total, "run")
+    count = counted(total, "run")
+    if kept < total:
+        count = f"{kept} of {count}"
     if not selection.name:
         return count
-    return selection.name if kept == total else f"{selection.name}: {count}"
+    if kept == total:
+        return selection.name
+    return f"{selection.name}: {count}"
 
 
 def _about(records: Sequence[RunEntry], runs: Sequence[RunRecord], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
-    names = [sorted({str(settings_of(run)[key]) for run in runs}) for key in ("corpus", "device", "precision")]
-    of_each = " x ".join(factor.name for factor in table.factors)
-    cells = f"in {counted(len(table.cells), 'cell')}: {of_each}" if table.cells else ""
-    about = f"{counted(len(records), 'run')} {cells}".rstrip()
-    return " · ".join([about, *map(", ".join, filter(None, names))])
+    about = counted(len(records), "run")
+    if table.cells:
+        names = " x ".join(factor.name for factor in table.factors)
+        about += f" in {counted(len(table.cells), 'cell')}: {names}"
+    parts = [about.rstrip()]
+    for key in ("corpus", "device", "precision"):
+        values = sorted({str(settings_of(run)[key]) for run in runs})
+        if values:
+            parts.append(", ".join(values))
+    return " · ".join(parts)
 
 
 def _cost(cells: Sequence[Cell]) -> Fact:
     """Return the number of runs, their tokens, FLOPs and time; the runs of a pack share its time."""
-    runs = [run for cell in cells for run in cell.runs]
+    runs = runs_of(cells)
     tokens = math.fsum(run.status.tokens for run in runs)
     flops = math.fsum(run.run.flops_per_token * run.status.tokens for run in runs)
+    # The runs of a pack train in the same time.
     minutes = math.fsum(run.status.seconds / run.status.pack_size for run in runs) / 60
-    time = f"{minutes:.3g} minutes" if minutes < 60 else f"{minutes / 60:.3g} hours"
+    time = f"{minutes:.3g} minutes"
+    if minutes >= 60:
+        time = f"{minutes / 60:.3g} hours"
     compute = f"{flops:.2e}".replace("e+0", "e").replace("e+", "e")
     text = f"{counted(len(runs), 'run')}, {short_number(tokens)} tokens, {compute} FLOPs, {time} of training."
     return Fact(text, "cost")
@@ -138,7 +154,10 @@ def _figures(
                 described = STATISTICS[statistic.partition(" ")[0]]
                 about[statistic] = f"{described.question} Formula: {described.formula}"
         if drawn:
-            first = list(drawn)[: 2 if kind == "layers" else 1]
+            # A statistic of each layer is read beside another one.
+            first = list(drawn)[:1]
+            if kind == "layers":
+                first = list(drawn)[:2]
             texts = {"id": kind, "title": title, "first": first, "caption": caption, "about": about}
             figures.append(texts | {"variants": drawn})
     return figures, [list(style) for style in styles]
@@ -148,17 +167,21 @@ def _variants(
     kind: str, table: CellsTable, channels: Channels, options: Sequence[str], cache: ReadCache
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the figures of a kind that the runs have, each with its statistic or curve."""
+    kind_of_layout = "loss" if kind == "unfinished" else kind
     try:
-        layout = layout_of(kind if kind in KINDS else "loss", table.cells, channels)
+        layout = layout_of(kind_of_layout, table.cells, channels)
     except NormlabError:
         return
     if kind == "lr" and all(len(cell.losses) < 2 for cell in layout.cells):
         return
-    choices = [""]
     if kind == "layers":
         choices = _statistics(layout, cache)
-    elif kind in ("loss", "unfinished"):  # the training loss of a run that trains is newer
-        choices = list(dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES]))
+    elif kind == "loss":
+        choices = list(dict.fromkeys(["val_loss", *SERIES]))
+    elif kind == "unfinished":  # the training loss of a run that trains is newer
+        choices = list(dict.fromkeys(["train_loss", *SERIES]))
+    else:
+        choices = [""]
     for statistic in choices:
         try:
             if kind == "unfinished":
@@ -170,9 +193,12 @@ def _variants(
 
 
 def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
-    measured = [cache.profiles(run) for cell in layout.cells for run in cell.runs_at_best]
-    sizes = {key: len(profile.layers) for each in measured for key, profile in each.items()}
-    names = [" ".join(filter(None, key)) for key, size in sizes.items() if size > 1]
+    layers_of: dict[tuple[str, str], int] = {}
+    for cell in layout.cells:
+        for run in cell.runs_at_best:
+            for key, profile in cache.profiles(run).items():
+                layers_of[key] = len(profile.layers)
+    names = [" ".join(filter(None, key)) for key, layers in layers_of.items() if layers > 1]
     return sorted(names, key=lambda name: {"dresid_rms": 0, "resid_rms": 1}.get(name, 2))
 
 
@@ -181,14 +207,17 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
 
     A run that trains is not in the curves of its cell if other runs of the cell have an outcome.
     """
-    panels, count = [], 0
+    panels: list[Panel] = []
+    count = 0
     for title, lines in layout.lines.items():
-        drawn = []
+        drawn: list[Line] = []
         for line, cells in lines:
-            for run in (run for cell in cells for run in cell.runs if not run.has_loss and count < MAX_UNFINISHED):
-                if points := mean_curve([cache.curves(run)[series]]):
-                    text = f"{_name_of(run, options)}, {run.state}"
-                    drawn.append(Line(text, line.color, line.style, points))
+            for run in runs_of(cells):
+                if run.has_loss or count == MAX_UNFINISHED:
+                    continue
+                points = mean_curve([cache.curves(run)[series]])
+                if points:
+                    drawn.append(Line(f"{_name_of(run, options)}, {run.state}", line.color, line.style, points))
                     count += 1
         if drawn:
             panels.append(Panel(title, drawn))
@@ -199,24 +228,30 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
 
 def _caption(figure: Figure) -> str:
     """Return the caption on the page, where a list shows the statistic of a figure by layer."""
-    text = figure.caption.partition(", ")[2] if figure.kind == "layers" else figure.caption
-    if any(line.crosses for panel in figure.panels for line in panel.lines):
+    text = figure.caption
+    if figure.kind == "layers":
+        _, _, text = text.partition(", ")
+    if any(line.crosses for line in lines_of(figure.panels)):
         text += " x: a seed diverged at this step."
-    if (missing := len(figure.panels) - MAX_PANELS) > 0:
+    missing = len(figure.panels) - MAX_PANELS
+    if missing > 0:
         text += f" {missing} more panels are not drawn: select with --where, or use --color or --style."
     return text[0].upper() + text[1:]
 
 
 def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
     """Return a figure as JSON values; `styles` receives the label, the colours and the style of its lines."""
+    mark = _band_values if figure.is_band else _mark_values
 
     def values(line: Line) -> list[Any]:
         style = line.label, line.color, line.style
-        points = [_band_values(point) if figure.is_band else _mark_values(point) for point in line.points]
-        extra = [*line.crosses, *map(_highest_rate_values, line.highest_rates)]
-        return [styles.setdefault(style, len(styles)), points, *([extra] if extra else [])]
+        number = styles.setdefault(style, len(styles))
+        marks = [*line.crosses, *map(_highest_rate_values, line.highest_rates)]
+        if not marks:
+            return [number, list(map(mark, line.points))]
+        return [number, list(map(mark, line.points)), marks]
 
-    panels = []
+    panels: list[Row] = []
     for panel in figure.panels[:MAX_PANELS]:
         panels.append({"title": panel.title, "lines": [*map(values, panel.lines)]})
     axes = {"x": _axis_values(figure.x), "y": _axis_values(figure.y)}
@@ -234,38 +269,52 @@ def _band_values(point: Point) -> list[float]:
 
 
 def _mark_values(point: Point) -> Row:
-    interval = "" if point.low is None else f" [{point.low:.4f}, {point.high:.4f}]"
-    is_known = point.y is not None and not point.diverged
-    diverged = f"{point.diverged} of {counted(point.n, 'seed')} diverged"
-    text = f"{point.y:.4f}{interval} (n={point.n})" if is_known else diverged
+    text = f"{point.diverged} of {counted(point.n, 'seed')} diverged"
+    if point.y is not None and not point.diverged:
+        text = f"{point.y:.4f}{_interval_text(point, '.4f')} (n={point.n})"
+    # A single seed would hide its own mean.
+    seeds = point.seeds if point.n > 1 else ()
+    diverged = f"{point.diverged}/{point.n}" if point.diverged else ""
     return {
-        "x": point.x, "y": point.y, "low": point.low, "high": point.high, "seeds": point.seeds if point.n > 1 else (),
-        "diverged": f"{point.diverged}/{point.n}" if point.diverged else "", "is_open": point.stuck > 0, "text": text,
+        "x": point.x, "y": point.y, "low": point.low, "high": point.high, "seeds": seeds, "diverged": diverged,
+        "is_open": point.stuck > 0, "text": text,
     }  # fmt: skip
 
 
 def _highest_rate_values(point: Point) -> Row:
-    interval = "" if point.low is None else f" [{point.low:.3g}, {point.high:.3g}]"
-    text = f"highest rate that trains {point.x:.3g}{interval} (n={point.n})"
+    text = f"highest rate that trains {point.x:.3g}{_interval_text(point, '.3g')} (n={point.n})"
     return {"x": point.x, "y": point.y, "low": point.low, "high": point.high, "text": text}
+
+
+def _interval_text(point: Point, form: str) -> str:
+    if point.low is None:
+        return ""
+    return f" [{point.low:{form}}, {point.high:{form}}]"
 
 
 def _round(value: float) -> float:
     rounded = float(f"{value:.{DIGITS}g}")
-    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
+    # A whole number is shorter as an integer, and a page has many.
+    if rounded == int(rounded) and abs(rounded) < 1e15:
+        return int(rounded)
+    return rounded
 
 
 # Tables
 
 
 def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
-    rows = []
+    rows: list[Row] = []
     for record in records:
-        row, lines = row_of(record), cache.problems_of(record)
+        row = row_of(record)
+        # The problems of the runs are also warnings of the page.
+        problems = cache.problems_of(record)
         if record.state != NOT_STARTED:
-            lines += filter(None, [record.problem, record.folder.metrics_problem()])
-        notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
-        row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
+            problems += filter(None, [record.problem, record.folder.metrics_problem()])
+        notes = [row["note"], record.problem]
+        if record.state == RUNNING:
+            notes.append(STILL_RUNNING)
+        row["note"] = "; ".join(dict.fromkeys(filter(None, [*notes, *problems])))
         levels = [format_setting(setting(record, option)) for option in options]
         texts = [printable(_COLUMN_OF[key].text_of(row[key])) for key in _COLUMNS_AFTER_OPTIONS]
         values = [_name_of(record, options), *levels, *texts]
@@ -283,14 +332,14 @@ def _name_of(record: RunEntry, options: Sequence[str]) -> str:
 
 def _problems(cache: ReadCache, warnings: Sequence[str]) -> list[str]:
     """Return a line for each run with problems that are in no warning."""
-    new = {
-        run: [line for line in dict.fromkeys(lines) if not any(line in warning for warning in warnings)]
-        for run, lines in cache.problems.items()
-    }
     problems: list[str] = []
-    for run, lines in new.items():
-        if lines:
+    for run, lines in cache.problems.items():
+        new: list[str] = []
+        for line in dict.fromkeys(lines):
+            if not any(line in warning for warning in warnings):
+                new.append(line)
+        if new:
             # The run is named once; "is of run X, not of run Y" stays whole.
-            text = re.sub(rf"(?<!not) of run {re.escape(run)}\b", "", "; ".join(lines))
+            text = re.sub(rf"(?<!not) of run {re.escape(run)}\b", "", "; ".join(new))
             problems.append(f"run {run}: {text}")
     return problems

@@ -20,7 +20,7 @@ from normlab.analysis.settings import format_setting
 from normlab.base.errors import counted
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import UNFINISHED
+from normlab.store.record import UNFINISHED, RunRecord
 
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
@@ -44,9 +44,15 @@ class Fact(NamedTuple):
 
 def not_comparable(cells: Sequence[Cell]) -> str:
     """Return the sentence that says why the cells have no best one, or an empty text."""
-    runs = [run for cell in cells for run in cell.runs if run.has_loss]
-    reason = reason_not_comparable([runs], cells[0].by if cells else ())
-    return reason and f"No best cell: {reason}."
+    if not cells:
+        return ""
+    completed: list[RunRecord] = []
+    for cell in cells:
+        completed += cell.completed
+    reason = reason_not_comparable([completed], cells[0].by)
+    if not reason:
+        return ""
+    return f"No best cell: {reason}."
 
 
 def margin_text(worse: Cell, compared: Comparison) -> str:
@@ -55,38 +61,49 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
     undecided = f"Not significantly better than the second best, {name}"
     if test is None:
         return f"{undecided}: the two cells have no seed in common ({loss_text(worse)})."
-    diverged = f"; {_diverged_text(worse)} in {name}" if worse.final.diverged else ""
     if test.low is None or test.high is None or p is None:
         few = f"n={test.design} is too few for an interval"
         if worse.final.diverged:
             return f"The second best is {name}: {_diverged_text(worse)}; {few}."
         return f"{undecided}: {_difference_text(test)}{few}."
-    corrected = ""
+    details = f"{_difference_text(test)}n={test.design}"
+    if test.test != "paired t":
+        details += f", {test.test}"
+    details += f", p = {p:.2g}"
     if compared.tests > 1:
-        corrected = f" corrected for {compared.tests} comparisons: each cell with the best cell of its size"
-    name_of_test = "" if test.test == "paired t" else f", {test.test}"
-    details = f"({_difference_text(test)}n={test.design}{name_of_test}, p = {p:.2g}{corrected}{diverged})"
-    if compared.is_lower:
-        margin = "far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
-        return f"The loss is {margin} below that of the second best, {name} {details}."
-    return f"{undecided} {details}."
+        details += f" corrected for {compared.tests} comparisons: each cell with the best cell of its size"
+    if worse.final.diverged:
+        details += f"; {_diverged_text(worse)} in {name}"
+    if not compared.is_lower:
+        return f"{undecided} ({details})."
+    margin = f"{-test.estimate:.4f} nats/token"
+    if math.isinf(test.estimate):
+        margin = "far"
+    return f"The loss is {margin} below that of the second best, {name} ({details})."
 
 
 def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fact]:
     """Return the facts of the summary; `missing` has the state of each run that is in no cell, such as `damaged`."""
     sizes = rank_by_size(cells)
+    obstacle = not_comparable(cells)
+    facts: list[Fact] = []
     if not sizes:
-        facts = [Fact(NO_RESULT, strong=NO_RESULT, text=" ")]
-    elif reason := not_comparable(cells):
-        facts = [Fact(reason, strong=reason, text=" ")]
+        facts.append(Fact(NO_RESULT, strong=NO_RESULT, text=" "))
+    elif obstacle:
+        facts.append(Fact(obstacle, strong=obstacle, text=" "))
     else:
         with_best = {size: ranked for size, ranked in sizes.items() if _has_best(cells, ranked)}
+        # All sizes together, because their p-values are corrected together.
         margins = compare_with_best(cells, with_best)
-        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, margins)]
-    if not not_comparable(cells):
+        for size, ranked in sizes.items():
+            facts += _best_of_size(cells, size, ranked, margins)
+    if not obstacle:
         facts += _learning_rates(cells)
-    facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
-    return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
+    for line in resolved_differences(cells):
+        facts.append(Fact(f"{line[0].upper()}{line[1:]}.", "also differs"))
+    facts.append(_count_outcomes(cells, missing))
+    facts += map(Fact, _selection_note(cells))
+    return facts
 
 
 def _has_best(cells: Sequence[Cell], ranked: Sequence[int]) -> bool:
@@ -98,24 +115,30 @@ def _has_best(cells: Sequence[Cell], ranked: Sequence[int]) -> bool:
 def _best_of_size(
     cells: Sequence[Cell], size: str, ranked: Sequence[int], margins: Mapping[str, Sequence[Comparison]]
 ) -> Iterator[Fact]:
-    at = f" at {size}" if size else ""
-    cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
+    cell = cells[ranked[0]]
+    result = f"validation loss {loss_text(cell)}, {lr_text(cell)}"
+    no_best = f"No best cell at {size}" if size else "No best cell"
+    reason = reason_cells_not_comparable([cells[index] for index in ranked])
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."
         yield Fact(f"{cell.label}: {text}", size, cell.label, text)
-    elif reason := reason_cells_not_comparable([cells[index] for index in ranked]):
-        yield Fact(f"No best cell{at}: {reason}.", size)
+    elif reason:
+        yield Fact(f"{no_best}: {reason}.", size)
     elif cell.has_bad_outcome:
-        yield Fact(f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed.", size)
+        yield Fact(f"{no_best}: in every cell with a result, a run diverged, is stuck or regressed.", size)
     else:
-        name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
+        name, strong = "Best", cell.label
+        if size:
+            name, strong = f"Best at {size}", cell.arm
         yield Fact(f"{name}: {strong}: {result}.", name.lower(), strong, f"{result}.")
-        if len(ranked) > 1:
-            margin = margins[size][0]
-            badge = ("significant", "yes") if margin.is_lower else ("not significant", "no")
-            yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
-        else:
+        if len(ranked) == 1:
             yield Fact("No other cell has a result.")
+            return
+        margin = margins[size][0]
+        badge = "not significant", "no"
+        if margin.is_lower:
+            badge = "significant", "yes"
+        yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
 
 
 def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
@@ -126,6 +149,7 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
     test_of_highest, test_of_s = Range(), Sensitivity()
     highest = test_of_highest.of_cells(cells, HIGHEST)
     sensitivities = test_of_s.of_cells(cells, SENSITIVITY)
+    # The numbers of a single cell have nothing to be compared with.
     if len(highest) < 2:
         return
     table, texts = [("cell", SENSITIVITY.title, HIGHEST.title)], []
@@ -142,41 +166,66 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
 
 def _difference_text(test: PairedTest) -> str:
     """Return `paired difference -0.1000 [-0.2000, -0.0100], `, without infinite numbers."""
-    parts = [] if math.isinf(test.estimate) else [f"paired difference {test.estimate:+.4f}"]
+    parts: list[str] = []
+    if not math.isinf(test.estimate):
+        parts.append(f"paired difference {test.estimate:+.4f}")
     if test.low is not None and test.high is not None and (math.isfinite(test.low) or math.isfinite(test.high)):
+        if not parts:
+            parts.append(f"{LEVEL:.0%} interval")
         low = f"{test.low:+.4f}" if math.isfinite(test.low) else "no lower bound"
         high = f"{test.high:+.4f}" if math.isfinite(test.high) else "no upper bound"
-        parts.append(f"{'' if parts else f'{LEVEL:.0%} interval '}[{low}, {high}]")
-    return " ".join(parts) + ", " if parts else ""
+        parts.append(f"[{low}, {high}]")
+    if not parts:
+        return ""
+    return f"{' '.join(parts)}, "
 
 
 def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
     """Return the number of runs in each state other than finished, by cell."""
     total = sum(len(cell.runs) for cell in cells) + len(missing)
-    counts = {text: {cell.label: cell.count(state) for cell in cells} for text, state in BAD_STATES.items()}
-    parts, badges = [], []
-    for text, by_name in {**counts, "in no cell": Counter(missing)}.items():
-        if number := sum(by_name.values()):
-            names = name_some([f"{name} ({count})" for name, count in by_name.items() if count])
-            parts.append(f"{number} {text}: {names}")
-            badges.append((f"{number} {text}", "bad" if text in counts and text != "not finished" else "no"))
+    counts: dict[str, Mapping[str, int]] = {}
+    for text, state in BAD_STATES.items():
+        counts[text] = {cell.label: cell.count(state) for cell in cells}
+    counts["in no cell"] = Counter(missing)
+    parts: list[str] = []
+    badges: list[tuple[str, str]] = []
+    for text, by_name in counts.items():
+        number = sum(by_name.values())
+        if not number:
+            continue
+        names = [f"{name} ({count})" for name, count in by_name.items() if count]
+        parts.append(f"{number} {text}: {name_some(names)}")
+        # A run that has not finished is no failure.
+        kind = "bad" if text in BAD_STATES and text != "not finished" else "no"
+        badges.append((f"{number} {text}", kind))
     runs = counted(total, "run")
-    sentence = f"Of {runs}, {'. '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
+    if parts:
+        sentence = f"Of {runs}, {'. '.join(parts)}."
+    elif total == 1:
+        sentence = f"{runs} finished."
+    else:
+        sentence = f"All {runs} finished."
     return Fact(sentence, "outcomes", badges=badges)
 
 
 def _selection_note(cells: Sequence[Cell]) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
-    sizes = [len(ranked) for ranked in rank_by_size(cells).values() if _has_best(cells, ranked)]
-    rates = [len(cell.losses) for cell in cells if cell.losses]
-    selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
+    sizes: list[int] = []
+    for ranked in rank_by_size(cells).values():
+        if _has_best(cells, ranked):
+            sizes.append(len(ranked))
+    selected: list[str] = []
+    if any(len(cell.losses) > 1 for cell in cells):
+        selected.append("each cell's learning rate")
+    # The better of two cells is a comparison; the best of more is a selection.
     if max(sizes, default=0) > 2 and not not_comparable(cells):
-        up_to = "up to " if len({*sizes}) > 1 else ""
+        up_to = "up to " if len(set(sizes)) > 1 else ""
         selected.append(f"the best of {up_to}{max(sizes)} cells")
     if not selected:
         return []
-    verb, loss = ("is", "its loss is") if len(selected) == 1 else ("are", "their losses are")
-    return [f"Note: {' and '.join(selected)} {verb} selected on this same loss, so {loss} optimistic."]
+    if len(selected) == 1:
+        return [f"Note: {selected[0]} is selected on this same loss, so its loss is optimistic."]
+    return [f"Note: {' and '.join(selected)} are selected on this same loss, so their losses are optimistic."]
 
 
 def loss_text(cell: Cell) -> str:
@@ -185,18 +234,26 @@ def loss_text(cell: Cell) -> str:
     n = len(final.losses)
     if not n:
         return "no final loss"
+    if final.diverged and not final.finite:
+        return _diverged_text(cell)
     if final.diverged:
-        others = f"; mean of the others {final.mean_of_others:.4f} nats/token" if final.finite else ""
-        return _diverged_text(cell) + others
-    interval = "" if n < 3 else f"{LEVEL:.0%} interval, "
-    none = ", no interval" if n == 1 else ""
-    return f"{format_losses(final.losses)} nats/token ({interval}n={design_of(final.losses)}{none})"
+        return f"{_diverged_text(cell)}; mean of the others {final.mean_of_others:.4f} nats/token"
+    details = f"n={design_of(final.losses)}"
+    if n >= 3:
+        details = f"{LEVEL:.0%} interval, {details}"
+    if n == 1:
+        details += ", no interval"
+    return f"{format_losses(final.losses)} nats/token ({details})"
 
 
 def lr_text(cell: Cell) -> str:
     """Return `at learning rate 0.001, the best of 3`."""
-    rate = "" if cell.best_lr is None else format_setting(cell.best_lr)
-    return f"at learning rate {rate}" + (f", the best of {len(cell.losses)}" if len(cell.losses) > 1 else "")
+    if cell.best_lr is None:
+        return "at learning rate "
+    text = f"at learning rate {format_setting(cell.best_lr)}"
+    if len(cell.losses) > 1:
+        text += f", the best of {len(cell.losses)}"
+    return text
 
 
 def _diverged_text(cell: Cell) -> str:

@@ -81,10 +81,16 @@ class ComparePage:
 
     @property
     def _command(self) -> str:
-        flags = ["--by", ",".join(self.by)] if self.by is not None else []
-        flags += [part for condition in self.where for part in ("--where", condition)]
-        flags += ["--results-dir", self.results_dir] if self.results_dir != "results" else []
+        flags: list[str] = []
+        if self.by is not None:
+            flags += ["--by", ",".join(self.by)]
+        for condition in self.where:
+            flags += ["--where", condition]
+        if self.results_dir != "results":
+            flags += ["--results-dir", self.results_dir]
         for channel, option in self._channels.items():
-            flags += [f"--{channel}", option if isinstance(option, str) else ",".join(option)]
-        flags += ["-o", str(self.output)] if self.output is not None else []
+            text = option if isinstance(option, str) else ",".join(option)
+            flags += [f"--{channel}", text]
+        if self.output is not None:
+            flags += ["-o", str(self.output)]
         return shlex.join(["normlab", "compare", *self.names, *flags])

@@ -39,7 +39,9 @@ def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple
     name, equals, value = last.partition("=")
     options: dict[str, catalogue.Entry] = {}
     for entry in _entries(chosen):
-        is_match = entry["name"] == name if equals else entry["name"].startswith(name)
+        is_match = entry["name"].startswith(name)
+        if equals:
+            is_match = entry["name"] == name
         if is_match and (context.info_name == "sweep" or not entry["name"].startswith("sweep.")):
             options[entry["name"]] = entry
     if len(options) != 1:

@@ -48,7 +48,10 @@ def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
     for entry in entries:
         row: Row = {}
         for title, value in _COLUMNS[kind].items():
-            row[title] = value(entry) if callable(value) else entry.get(value)
+            if callable(value):
+                row[title] = value(entry)
+            else:
+                row[title] = entry.get(value)
         rows.append(row)
     return rows
 

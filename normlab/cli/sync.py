@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,8 +49,10 @@ def sync(
             continue
         # With a login the follower asks W&B also about a run that was sent: it may have been deleted there.
         if has_login:
-            sweep = selections[name].home if selections[name].name else None
-            follower = start_follower(Task(runs=folders, mode="online", sweep=sweep, until_end=False))
+            task = Task(runs=folders, mode="online", until_end=False)
+            if selections[name].name:
+                task = replace(task, sweep=selections[name].home)
+            follower = start_follower(task)
             try:
                 is_complete &= follower.wait() == 0
             finally:

@@ -129,7 +129,9 @@ class Diagram:
         """Add a node for each stream in one row above all others; return the row."""
         row = 1 + max(node.row for node in self.nodes)
         for name, column in self.streams.items():
-            label = name if len(self.streams) > 1 else ""
+            label = ""
+            if len(self.streams) > 1:
+                label = name
             node = self._add(kind, [self.node_of[name]], column, label, name)
             node.row = row
             self.node_of[name] = node
@@ -249,7 +251,10 @@ def _edges(node: Node, nodes: Sequence[Node]) -> Iterator[Element]:
         edge = node.x + side * node.size[0] / 2
         turn = source.y - ROW_HEIGHT / 2
         # A branch that ends below the sum leaves its column if other nodes of the column are in the way.
-        is_blocked = any(source.row < above.row <= node.row for above in nodes if above.column == source.column)
+        is_blocked = False
+        for above in nodes:
+            if above.column == source.column and source.row < above.row <= node.row:
+                is_blocked = True
         corners: list[tuple[float, float]] = []
         if not is_from_below and source.column and is_blocked:
             gap = edge + side * COLUMN_GAP * 0.7

@@ -112,8 +112,10 @@ def placement_card(entry: catalogue.Entry, norm: str) -> Element:
                 sizes += _sizes(kind, segment)
             facts[title] = ", ".join(sizes)
     facts |= {"init rule": entry["init"], "equals": entry["equals"], "name": entry["note"], "source": entry["source"]}
-    drawings = [diagram.svg() for diagram in diagrams]
-    return _card(entry, make("div", *drawings, class_="drawings"), facts)
+    drawings = make("div", class_="drawings")
+    for diagram in diagrams:
+        drawings.append(diagram.svg())
+    return _card(entry, drawings, facts)
 
 
 @torch.no_grad()

@@ -98,8 +98,11 @@ class WandbRun:
             "reinit": "create_new",
         }
         self._run = self._open()
-        self.next_step = self._first_step = int(self._run.starting_step) if self._is_online else 0
-        self.upload = Upload(self._run.url if self._is_online else WANDB)
+        self.next_step = self._first_step = 0
+        self.upload = Upload(WANDB)
+        if self._is_online:
+            self.next_step = self._first_step = int(self._run.starting_step)
+            self.upload = Upload(self._run.url)
 
     def _open(self) -> Any:
         """Start the run at W&B, or continue it."""

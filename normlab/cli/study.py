@@ -233,6 +233,7 @@ def _report(study: Study, results_dir: str) -> None:
     from normlab.studies.report import folder_of, write_report
 
     attempts = attempts_of(study, results_dir)
+    # A lost plan is an error before any record is judged.
     for attempt in attempts:
         attempt.check_plans()
     evidence = [(attempt, read_evidence(attempt)) for attempt in attempts]

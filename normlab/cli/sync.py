@@ -56,6 +56,7 @@ def sync(
             try:
                 is_complete &= follower.wait() == 0
             finally:
+                # The follower must not outlive this command, which a signal may end.
                 follower.terminate()
         # Another process that sends a run may fail.
         is_complete &= not any(map(is_sending, folders))

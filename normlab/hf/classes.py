@@ -150,6 +150,7 @@ class NativeClass:
         model = compose_run(texts)
         texts += [f"{name}={compute(model)!r}" for name, compute in self.derived.items()]
         config = compose_run(texts)
+        # Another value is another model, and so may be a missing one, if its default is not that of normlab's model.
         for name, value in self.fixed(config).items():
             theirs, needed = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
             if theirs is None and name not in (*self.optional, *NOT_READ):
@@ -165,6 +166,7 @@ class NativeClass:
         """Yield its tensors, for a model that it computes."""
         model = config.model
         assert model.mlp_width is not None  # resolved
+        # Outputs of linear layers, and rows of embeddings, that are not as many as the width.
         sizes = {"up": model.mlp_width, "gate": model.mlp_width, "positions": model.context}
         sizes |= {"tokens": vocab_size, "head": vocab_size}
         for layer in range(model.depth):

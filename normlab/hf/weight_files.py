@@ -64,6 +64,7 @@ def _check_length(file: Path) -> None:
         if length > min(LARGEST_HEADER, size - 8):
             raise ValueError("has no header of safetensors")
         header = from_json(opened.read(length))
+    # The place of a tensor is its first byte and its end, counted from the end of the header.
     ends = [0]
     for name, tensor in header.items():
         offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None

@@ -21,6 +21,7 @@ def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[Loaded
     for folder in folders:
         try:
             run = LoadedRun(folder, trust=trust)
+            # Reading the config may fail too, for example at a plugin that is not trusted.
             plain_tree(run.config)
             runs.append(run)
         except NormlabError as error:
@@ -30,6 +31,7 @@ def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[Loaded
 
 def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
     """Yield the checks of each different block of the runs; the first is whether the run trained this block."""
+    # Runs that differ in seeds, data or optimiser have one block, which is checked once.
     blocks: dict[str, LoadedRun] = {}
     for run in runs:
         tree = plain_tree(run.config)

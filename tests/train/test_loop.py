@@ -39,7 +39,7 @@ class Events(list[str]):
         return 15 if self._stops_after is not None and self.step_count >= self._stops_after else None
 
 
-def loop_of(events: Events, results: Path, *outputs: tuple[float, ...]) -> Loop:
+def loop_of(events: Any, results: Path, *outputs: tuple[float, ...]) -> Loop:
     """Return a loop whose steps return these outputs, with an evaluation and a checkpoint every two steps."""
     options = [f"train.steps={len(outputs)}", "eval.every=2", "train.checkpoint_every=2", "stats=off"]
     config = compose_run(small_run(results, *options))
@@ -52,9 +52,12 @@ def loop_of(events: Events, results: Path, *outputs: tuple[float, ...]) -> Loop:
         events.append("step")
         return StepOutput(torch.tensor(remaining.pop(0)))
 
-    schedule = SimpleNamespace(is_due=lambda step: False, is_measured=lambda step: False, probe_if_due=lambda step: ())
-    parts: Any = Parts(
-        inputs=SimpleNamespace(load=lambda step: events.append(f"load {step}")), compute_step=compute_step,
+    inputs: Any = SimpleNamespace(load=lambda step: events.append(f"load {step}"))
+    schedule: Any = SimpleNamespace(
+        is_due=lambda step: False, is_measured=lambda step: False, probe_if_due=lambda step: ()
+    )
+    parts = Parts(
+        inputs=inputs, compute_step=compute_step,
         evaluate=lambda: {"loss": [2.5]}, measure_initialisation=lambda: None, schedule=schedule, state=events,
         groups={}, writer=writer, peak_memory=PeakMemory("cpu"),
     )  # fmt: skip
@@ -63,7 +66,7 @@ def loop_of(events: Events, results: Path, *outputs: tuple[float, ...]) -> Loop:
 
 def test_the_order_between_two_steps(tmp_path: Path) -> None:
     """Record, evaluation, checkpoint, then the request to stop: a checkpoint knows the length of the record."""
-    events = Events()
+    events: Any = Events()
     loop = loop_of(events, tmp_path, ALIVE, ALIVE, ALIVE, ALIVE)
     assert loop.run(events) == "finished"
     due = ["record train", "record train", "record pace", "record eval", "checkpoint", "stop?"]
@@ -78,14 +81,14 @@ def test_the_order_between_two_steps(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_records_its_steps_and_saves(tmp_path: Path) -> None:
-    events = Events(stops_after=1)
+    events: Any = Events(stops_after=1)
     assert loop_of(events, tmp_path, ALIVE, ALIVE, ALIVE).run(events) == "interrupted"
     assert events[2:] == ["load 0", "step", "stop?", "record train", "record pace", "stop?", "checkpoint"]
 
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_diverged_run_takes_no_step_more_than_its_interval(step: int, tmp_path: Path) -> None:
-    events = Events()
+    events: Any = Events()
     outputs = [DIVERGED if number >= step else ALIVE for number in range(6)]
     loop = loop_of(events, tmp_path, *outputs)
     assert loop.run(events) == "diverged"

@@ -1,4 +1,4 @@
-"""Computes the probe statistics (entries of tier `probe` in `stats/registry.py`).
+"""Computes the probe statistics (entries of tier `probe` in `catalogue/statistics/registry.py`).
 
 A probe measures curvature, the effect of each block, and signal propagation. It runs eagerly, in the weights' own
 precision, in evaluation mode, with unfused attention, which alone can be differentiated twice; afterwards the model is

@@ -54,10 +54,13 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
         tokens_V += np.bincount(train_N[start : start + CHUNK], minlength=vocab_size)
     firsts_V = tokens_V.copy()
     firsts_V[train_N[-1]] -= 1  # the last token has no successor
+    # Only the pairs of the validation text are counted: all V^2 pairs of a large vocabulary do not fit into memory.
     counts_P = np.zeros(len(pairs_P), np.int64)
-    for chunk in _pair_chunks(train_N, vocab_size) if len(pairs_P) else ():
-        index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
-        counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
+    if len(pairs_P):
+        for chunk in _pair_chunks(train_N, vocab_size):
+            # The place of each pair, if it is among them; beyond the last one there is none to compare with.
+            index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
+            counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
     return Counts(tokens_V, firsts_V, pairs_P, counts_P)
 
 
@@ -74,6 +77,7 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
     """
     vocab_size = len(counts.tokens_V)
     a, b = tokens.ravel().astype(np.int64), targets.ravel().astype(np.int64)
+    # Add-one smoothing: a token that the training text lacks has a finite loss.
     p1 = ((counts.tokens_V + 1) / (counts.tokens_V.sum() + vocab_size))[b]
     pairs = counts.counts_P[np.searchsorted(counts.pairs_P, a * vocab_size + b)]
     p = (pairs + BACKOFF * p1) / (counts.firsts_V[a] + BACKOFF)
@@ -88,5 +92,6 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
 def _pair_chunks(tokens_N: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     """Yield the pairs of neighbours (a, b) as a V + b, a chunk at a time."""
     for start in range(0, len(tokens_N) - 1, CHUNK):
+        # One token more than the chunk, which is the second of its last pair; 64 bits, because V^2 overflows 32.
         wide_N = tokens_N[start : start + CHUNK + 1].astype(np.int64)
         yield wide_N[:-1] * vocab_size + wide_N[1:]

@@ -61,9 +61,9 @@ class Batches:
         self._start_states: list[Any] = [generator.state for generator in self._generators]
         self._is_stacked = not isinstance(seeds, int)
         # Runs with one seed share its windows, which are read once.
-        self._seed_index_R = (
-            None if seed_by_run == self._seeds else torch.tensor(list(map(self._seeds.index, seed_by_run)))
-        )
+        self._seed_index_R: torch.Tensor | None = None
+        if seed_by_run != self._seeds:
+            self._seed_index_R = torch.tensor([self._seeds.index(seed) for seed in seed_by_run])
         self._rows = None if rows is None else np.array(rows)
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
@@ -94,9 +94,11 @@ class Batches:
         """
         raw_SB = np.empty((len(self._seeds), self.batch_size), np.uint64)
         for raw_B, generator, state in zip(raw_SB, self._generators, self._start_states, strict=True):
+            # The counter's words from low to high: the third one is the lower word of the upper half.
             state["state"]["counter"][2] = step
             generator.state = state
             raw_B[:] = generator.random_raw(self.batch_size)
+        # The upper 53 bits are a fraction of 0 to 1 that float64 holds exactly.
         return ((raw_SB >> 11) * 2.0**-53 * self._num_starts).astype(np.int64)
 
     def load(self, step: int) -> None:
@@ -104,7 +106,9 @@ class Batches:
         starts_SB = self.starts(step)
         if self._rows is not None:
             starts_SB = starts_SB[:, self._rows]
-        source = self._windows[starts_SB].astype(np.int64) if self._on_device is None else starts_SB
+        source = starts_SB
+        if self._on_device is None:
+            source = self._windows[starts_SB].astype(np.int64)
         if self._loaded is None:
             self._loaded = torch.empty(source.shape, dtype=torch.int64, device=self.device)
         send_to(self._loaded, torch.from_numpy(source))
@@ -159,6 +163,7 @@ def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tu
             "choose a smaller model.context, more text (a larger data.max_tokens, if that is set) or a larger "
             "data.val_fraction"
         )
+    # The first window starts at 0 and the last one at `last`; `count - 1` steps lie between them.
     last = len(tokens_N) - context - 1
     count = min(sequences, last // context + 1)
     starts_N = np.arange(count) * last // max(count - 1, 1)

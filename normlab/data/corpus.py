@@ -34,9 +34,8 @@ from normlab.data.documents import (
     held_out_documents,
     tail_start,
 )
-from normlab.data.files import FilesText
+from normlab.data.files import FilesText, ReferenceText
 from normlab.data.hub import HubText
-from normlab.data.reference import ReferenceText
 from normlab.data.tokenizers import (
     PIECE,
     RoundTrip,
@@ -109,15 +108,17 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         "name": config.name,
         "tokenizer": config.tokenizer,
         "tokenizer_sha256": tokenizer_sha256(config.tokenizer),
-        **({} if config.tokenizer in TOKENIZERS else {"end_tokens": tokenizers.END_TOKENS}),
         "vocab_size": config.vocab_size,
         "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,
         "origin": text.key,
     }
+    if config.tokenizer not in TOKENIZERS:
+        key_parts["end_tokens"] = tokenizers.END_TOKENS
     key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
-    if corpus := _read(folder):
+    corpus = _read(folder)
+    if corpus is not None:
         return corpus
     # Ask the hub before waiting for the lock, so that errors of the hub are raised at once.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
@@ -125,12 +126,16 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         text.connect()
     try:
         with locked(cache, key) as temporary:
-            if corpus := _read(folder):  # another process has built the corpus while this one waited
+            corpus = _read(folder)
+            if corpus is not None:  # another process has built the corpus while this one waited
                 return corpus
+            # The text is read once, since the hub is slow; the copy is read as often as needed.
             with closing(text.documents(temporary / "scratch")) as stream:
                 documents = Spool(temporary / "documents", _limited(stream, config))
-            (new := temporary / "new").mkdir()
+            new = temporary / "new"
+            new.mkdir()
             meta = _write(new, documents, pretrained, config)
+            # Files may have been edited meanwhile: the key must be that of the text whose tokens were written.
             if _text(config).key != text.key:
                 raise DataError(f"{config.override}: the text changed while it was read; try again")
             meta["description"]["read"] = asdict(text.counts)
@@ -144,7 +149,8 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
             "set NORMLAB_CACHE to a writable folder on a disk with free space"
         ) from error
-    if corpus := _read(folder):
+    corpus = _read(folder)
+    if corpus is not None:
         return corpus
     raise DataError(f"{folder}: the disk returned other bytes than were written; check it, or set NORMLAB_CACHE")
 
@@ -152,14 +158,17 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
 def _text(config: DataConfig) -> FilesText | HubText | ReferenceText:
     if isinstance(config, ReferenceData):
         return ReferenceText()
-    return HubText(config) if isinstance(config, HubData | NamedData) else FilesText(config)
+    if isinstance(config, HubData | NamedData):
+        return HubText(config)
+    return FilesText(config)
 
 
 def _limited(documents: Iterable[str], config: DataConfig) -> Iterable[str]:
     """Yield enough text for `max_tokens`: a subword has three to five characters in most text, and may have eight."""
     if config.max_tokens is None:
         return documents
-    return first_characters(documents, config.max_tokens * (1 if config.tokenizer in ("bytes", "chars") else 8))
+    characters_per_token = 1 if config.tokenizer in ("bytes", "chars") else 8
+    return first_characters(documents, config.max_tokens * characters_per_token)
 
 
 def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config: DataConfig) -> dict[str, Any]:
@@ -175,13 +184,16 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
     def split() -> Iterator[tuple[str, str]]:
         """Yield the training and the validation text of each document; one may be empty."""
         for document, digest in zip(documents, digests, strict=True):
-            if held_out:
-                yield ("", document) if digest in held_out else (document, "")
-            else:
+            if not held_out:
                 start = tail_start(document, config.val_fraction)
                 yield document[:start], document[start:]
+            elif digest in held_out:
+                yield "", document
+            else:
+                yield document, ""
 
     tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in split()), config.vocab_size)
+    # Both parts are cut in the proportion of their characters, so that a limit leaves the validation share as it is.
     max_tokens: dict[str, int] | None = None
     if config.max_tokens is not None:
         num_val = round(config.max_tokens * sum(len(val) for _, val in split()) / sum(lengths))
@@ -233,7 +245,9 @@ def _write_tokens(
             encoded = tokenizer.encode_batch(texts)
             round_trip.add(texts, encoded, tokenizer)
             for (part, _, is_last), tokens_T in zip(batch, encoded, strict=True):
-                content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
+                content_T = tokens_T
+                if is_last:
+                    content_T = np.concatenate([tokens_T, end])
                 if max_tokens is not None:
                     content_T = content_T[: max_tokens[part] - sizes[part]]
                 files[part].write(content_T.astype(dtype, copy=False).tobytes())
@@ -248,8 +262,10 @@ def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str,
     batch, characters = [], 0
     for texts in split_texts:
         for part, text in zip(PARTS, texts, strict=True):
+            if not text:  # a document without a tail, or one that is held out
+                continue
             remaining = len(text)
-            for piece in pieces(text) if text else ():
+            for piece in pieces(text):
                 remaining -= len(piece)
                 batch.append((part, piece, remaining == 0))
                 characters += len(piece)
@@ -266,6 +282,7 @@ def _read(folder: Path) -> Corpus | None:
         meta = from_json((folder / "meta.json").read_bytes())
         if meta.pop("meta_sha256") != canonical_hash(meta):
             return None
+        # A damaged file would train other numbers under the same key, so that all bytes are read.
         if any(_sha256(folder / name) != meta["files"][part] for part, name in FILES.items()):
             return None
         tokenizer = tokenizers.from_state(meta["tokenizer"])

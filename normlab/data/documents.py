@@ -72,7 +72,8 @@ class TextCounts:
                 raise DataError(
                     f"{place}: column {column!r} has half of a surrogate pair ({error}); write the complete character"
                 ) from error
-            if text := text.replace(BYTE_ORDER_MARK, ""):
+            text = text.replace(BYTE_ORDER_MARK, "")
+            if text:
                 self.documents += 1
                 yield text
             else:
@@ -118,7 +119,9 @@ def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fra
         characters[digest] += length
     if len(characters) < MIN_DOCUMENTS:
         return set()
-    target, total, held_out = val_fraction * sum(lengths), 0, set()
+    target, total = val_fraction * sum(lengths), 0
+    held_out: set[bytes] = set()
+    # By hash: the choice is random to the text, and the same in whatever order the files are listed.
     for digest in sorted(characters):
         if total + characters[digest] <= MAX_OVERSHOOT * target:
             total += characters[digest]
@@ -136,4 +139,6 @@ def tail_start(text: str, val_fraction: float) -> int:
     """
     cut = len(text) - int(val_fraction * len(text))
     line_break = text.find("\n", max(cut - 1, 0), (cut + len(text)) // 2)
-    return cut if line_break < 0 else line_break + 1
+    if line_break < 0:
+        return cut
+    return line_break + 1

@@ -1,6 +1,10 @@
-"""The text of files: their order, one hash of their content, and their documents. A file is one document."""
+"""The text of files and of what comes with Python: documents in order, and one hash of their content.
+
+A file is one document, and so is a topic of Python's language reference.
+"""
 
 import hashlib
+import importlib
 import os
 import sysconfig
 from collections.abc import Generator, Iterable
@@ -23,6 +27,10 @@ BUILD_SPECIFIC = ("config-", "_sysconfigdata")
 
 OUTPUTS = {"runs": ("run.json", "lock"), "sweeps": ("plan.json", "lock"), "studies": ("report.json",)}
 """Files by which a folder of a run, a sweep or a study is recognised, by the name of its parent."""
+
+
+REFERENCE_MODULE = "pydoc_data.topics"
+"""The module with the text of Python's language reference: the topics of `help()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +64,14 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
     paths: list[Path] = []
     for name, folders, files in os.walk(root, onerror=_raise_unreadable):
         folder = Path(name)
-        folders[:] = [
-            each for each in folders if each[0] != "." and each not in skipped and not _is_output(folder / each)
-        ]
-        paths += [folder / each for each in files if each[0] != "."]
+        # `os.walk` enters the folders that are left in its list.
+        entered: list[str] = []
+        for folder_name in folders:
+            is_hidden = folder_name.startswith(".")
+            if not is_hidden and folder_name not in skipped and not _is_output(folder / folder_name):
+                entered.append(folder_name)
+        folders[:] = entered
+        paths += [folder / file_name for file_name in files if not file_name.startswith(".")]
     # Drop dangling links, sockets and pipes; reading a pipe would block.
     sources = [Source(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
     return sorted(sources, key=lambda source: source.name)
@@ -73,8 +85,13 @@ def files_of_folder(root: Path) -> list[Source]:
             covered by the hash.
     """
     sources = files_below(root)
-    folders = [Path(top, name) for top, names, _ in os.walk(root) for name in names if name[0] != "."]
-    for path in [*(source.path for source in sources), *filter(os.path.islink, folders)]:
+    linked_folders: list[Path] = []
+    for top, names, _ in os.walk(root):
+        for name in names:
+            path = Path(top, name)
+            if not name.startswith(".") and os.path.islink(path):  # Path.is_symlink raises in a folder without access
+                linked_folders.append(path)
+    for path in [*(source.path for source in sources), *linked_folders]:
         try:
             check_link(path, root)
         except ValueError as error:
@@ -145,13 +162,44 @@ class FilesText:
                 raise _unreadable(error, source.path) from error
 
 
+class ReferenceText:
+    """The documents of the language reference, sorted by the name of the topic; they depend on Python's version.
+
+    Raises:
+        DataError: This Python has no language reference.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._topics: dict[str, str] = importlib.import_module(REFERENCE_MODULE).topics
+        except ImportError as error:
+            raise DataError(
+                f"data=reference: this Python lacks the module {REFERENCE_MODULE}; install the full standard library, "
+                "or use data=stdlib"
+            ) from error
+        self.key: dict[str, Any] = {"source_sha256": self._sha256()}
+        """All inputs that determine the text, as plain JSON values."""
+        self.counts = TextCounts()
+
+    def documents(self, scratch: Path) -> Generator[str]:
+        """Yield the text of each topic in order; `scratch` is unused."""
+        yield from self.counts.documents_of(Row(name, self._topics[name]) for name in sorted(self._topics))
+
+    def _sha256(self) -> str:
+        total = hashlib.sha256()
+        for name in sorted(self._topics):
+            for text in (name, self._topics[name]):
+                total.update(hashlib.sha256(text.encode()).digest())
+        return total.hexdigest()
+
+
 def _stdlib() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
-    sources = [
-        source
-        for source in files_below(root, EXCLUDED_FOLDERS)
-        if source.path.suffix == ".py" and not source.name.startswith(BUILD_SPECIFIC) and _is_utf8(source.path)
-    ]
+    sources: list[Source] = []
+    for source in files_below(root, EXCLUDED_FOLDERS):
+        is_module = source.path.suffix == ".py" and not source.name.startswith(BUILD_SPECIFIC)
+        if is_module and _is_utf8(source.path):
+            sources.append(source)
     if not sources:
         raise DataError(f"{root}: has no source files of Python's standard library; use data=files data.path=...")
     return sources
@@ -175,16 +223,21 @@ def _listed(paths: Iterable[str]) -> list[Source]:
                     f"data.path={name}: is a device, a pipe, a socket or a broken link; choose a file or a folder"
                 )
             raise DataError(f"data.path={name}: no such file or folder; check the path")
-        below = files_of_folder(path) if path.is_dir() else [Source(path, path.name)]
+        below = [Source(path, path.name)]
+        if path.is_dir():
+            below = files_of_folder(path)
         if not below:
             raise DataError(f"data.path={name}: has no files, or only hidden ones and results; add text files")
+        # By the file that a link leads to: a text that is listed twice would count twice.
         for source in below:
             sources.setdefault(source.path.resolve(), source)
     return list(sources.values())
 
 
 def _check_suffix(source: Source) -> None:
-    suffix = "~" if source.name.endswith("~") else source.path.suffix.lower()
+    suffix = source.path.suffix.lower()
+    if source.name.endswith("~"):  # the copy that an editor keeps of a text
+        suffix = "~"
     if suffix in TABLE_SUFFIXES:
         raise DataError(
             f"{source.path}: {suffix} is a format of tables, not of text; write its text into a .txt file, or, to "
@@ -204,7 +257,9 @@ def _is_output(folder: Path) -> bool:
 
 def _text_of(path: Path) -> str:
     r"""Return the text of a file; line ends become `\n`, as in Python's text mode."""
-    text = "" if _is_empty(path) else path.read_text(encoding="utf-8")
+    if _is_empty(path):
+        return ""
+    text = path.read_text(encoding="utf-8")
     if "\0" in text:
         raise DataError(
             f"{path}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or leave it out"
@@ -219,5 +274,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 def _unreadable(error: OSError | ValueError, path: Path) -> DataError:
     # The system names the file only if it cannot be opened, and not if reading it fails.
-    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    reason: object = error
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
     return DataError(f"{path}: cannot be read ({reason}); make it readable or leave it out")

@@ -62,9 +62,12 @@ class HubText:
     """
 
     def __init__(self, config: HubData | NamedData) -> None:
-        options = config if isinstance(config, HubData) else HubData(**type(config).hub)
+        self._article = ""
+        if isinstance(config, HubData):
+            options = config
+        else:  # a corpus of normlab that is a dataset of the hub
+            options, self._article = HubData(**type(config).hub), config.article
         self._options, self._override = options, config.override
-        self._article = config.article if isinstance(config, NamedData) else ""
         folder = Path(options.name).expanduser()
         self._folder = folder if folder.is_dir() else None
         if folder.is_file():
@@ -77,10 +80,14 @@ class HubText:
             raise DataError(f"data.name={options.name}: is a file; {action}")
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
-        self._files = files_of_folder(self._folder) if self._folder else []
-        _check_formats(options.name, {source.name: source.path.suffix for source in self._files})
+        self._files: list[Source] = []
+        source_hash: str | None = None
         if self._folder:
+            self._files = files_of_folder(self._folder)
+            # Before the hash, which reads all files.
+            _check_formats(options.name, {source.name: source.path.suffix for source in self._files})
             _check_card(self._folder, self._files)
+            source_hash = source_sha256(self._files)
         self.key: dict[str, Any] = {
             "dataset": options.name,
             "subset": options.subset,
@@ -88,7 +95,7 @@ class HubText:
             "revision": options.revision,
             "column": options.column,
             "article": self._article,
-            "source_sha256": source_sha256(self._files) if self._folder else None,
+            "source_sha256": source_hash,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self.counts = TextCounts()
@@ -192,9 +199,10 @@ class HubText:
     def _splits(self, choices: Iterable[Any]) -> list[str]:
         """Return the names of the splits to read."""
         names, known = self._options.split.split("+"), [str(choice) for choice in choices]
-        if missing := [name for name in names if name not in known]:
-            hint = did_you_mean(missing[0], known)
-            raise DataError(f"no split {missing[0]!r}{hint}; it has {', '.join(known)}; set data.split")
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise DataError(f"no split {name!r}{hint}; it has {', '.join(known)}; set data.split")
         return names
 
     def _text_rows(self, builder: Any, urls: Iterable[str]) -> Iterator[Row]:
@@ -238,7 +246,8 @@ def _check_options(config: Any, known: set[str]) -> None:
     for field in dataclasses.fields(config):
         if field.name in known or field.name in OF_ALL_FORMATS:
             continue
-        if (value := getattr(config, field.name)) != getattr(defaults, field.name):
+        value = getattr(config, field.name)
+        if value != getattr(defaults, field.name):
             raise DataError(
                 f"its README.md sets {field.name}={value!r:.40}, which normlab does not follow; write the files as "
                 f"{WRITE_AS}"
@@ -253,12 +262,16 @@ def hub_errors(override: str, remedy_of_others: str = TRY_AGAIN) -> Iterator[Non
     except DataError as error:
         raise DataError(f"{override}: {error}") from error
     except Exception as error:  # `datasets` raises errors of many libraries
-        causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        # `datasets` wraps the error of the hub in one of its own, so that the reason may be any of its causes.
+        causes: list[BaseException] = []
+        cause: BaseException | None = error
+        while cause is not None and cause not in causes:
             causes.append(cause)
+            cause = cause.__cause__ or cause.__context__
         message = " ".join(str(error).split())
-        remedy = next((REMEDIES[name] for each in causes if (name := type(each).__name__) in REMEDIES), None)
-        statuses = {getattr(getattr(each, "response", None), "status_code", 0) for each in causes}
+        names = [type(cause).__name__ for cause in causes]
+        remedy = next((REMEDIES[name] for name in names if name in REMEDIES), None)
+        statuses = {getattr(getattr(cause, "response", None), "status_code", 0) for cause in causes}
         if statuses & {401, 403} or "gated" in message:
             remedy = remedy or LOG_IN
         if "BuilderConfig" in message or "Config name is missing" in message:
@@ -272,7 +285,9 @@ def _check_card(folder: Path, files: Iterable[Source]) -> None:
     Raises:
         DataError: It names another file or address, or cannot be read; or there is a file that replaces it.
     """
-    if (replacement := folder / ".huggingface.yaml").exists():
+    # `datasets` prefers this file, and hidden files are not covered by the hash of the folder.
+    replacement = folder / ".huggingface.yaml"
+    if replacement.exists():
         raise DataError(f"{replacement}: says which files are read, and is hidden; move its content to README.md")
     card = next((source.path for source in files if source.name == "README.md"), None)
     if card is None:
@@ -281,8 +296,13 @@ def _check_card(folder: Path, files: Iterable[Source]) -> None:
         content = read_front_matter(card)
     except (OSError, ValueError) as error:
         raise DataError(f"{card}: cannot be read ({error}); fix the file, or leave it out") from error
-    configs = content.get("configs") if isinstance(content, dict) else None
-    for config in configs if isinstance(configs, list) else ():
+    # Only a list of mappings can name files.
+    configs = None
+    if isinstance(content, dict):
+        configs = content.get("configs")
+    if not isinstance(configs, list):
+        return
+    for config in configs:
         if not isinstance(config, dict):
             continue
         for option in ("data_dir", "data_files"):
@@ -303,7 +323,10 @@ def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:
 
     The README.md of a dataset may say which files are read, so a folder that has one is not rejected.
     """
-    formats = {JSON_SUFFIXES.get(suffix, suffix) for suffix in suffixes.values() if suffix in {*TABLE_SUFFIXES, ".txt"}}
+    formats: set[str] = set()
+    for suffix in suffixes.values():
+        if suffix == ".txt" or suffix in TABLE_SUFFIXES:
+            formats.add(JSON_SUFFIXES.get(suffix, suffix))
     if len(formats) > 1 and "README.md" not in suffixes:
         raise DataError(
             f"data.name={folder}: put files of one format into a folder; this one has {', '.join(sorted(formats))}"

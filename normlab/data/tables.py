@@ -48,8 +48,10 @@ def csv_rows(open_file: OpenFile, separator: str, column: str, columns: Sequence
         # A file without a line has no header and no rows.
         header = list(columns) or next(rows, (0, [column]))[1]
         if header.count(column) != 1:
-            wrong_separator = _separator_error(header[0], separator) if len(header) == 1 else None
-            raise wrong_separator or column_error(column, header)
+            # A header of one cell is rather read with the wrong separator than a table of one column.
+            if len(header) == 1:
+                _check_separator(header[0], separator)
+            raise column_error(column, header)
         for line, cells in rows:
             if not cells:
                 yield Row(f"line {line}", "")
@@ -160,6 +162,7 @@ def _parse_json(text: str, line: int) -> Any:
 
 
 def _without_equal_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # A parser keeps the last of two equal keys in silence, and the text of the first would be lost.
     fields = dict(pairs)
     if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -187,16 +190,17 @@ def column_error(column: str, header: Sequence[str]) -> DataError:
 
 def _quoted(name: str) -> str:
     """Return the name of a column, in quotes if it is more than letters, digits, `_`, `-` and `.`."""
-    return name if re.fullmatch(r"[\w.-]+", name) else repr(name)
+    if re.fullmatch(r"[\w.-]+", name):
+        return name
+    return repr(name)
 
 
-def _separator_error(cell: str, separator: str) -> DataError | None:
-    """Return the error for a header of one cell that has another separator in it, or None if it has none."""
-    for other in SEPARATORS:
-        if other != separator and other in cell:
-            return DataError(
-                f"the header is one cell, {cell!r:.80}: its separator looks like {other!r}, and is read as "
-                f"{separator!r}; write the file with {separator!r}, or set sep: {json.dumps(other)} for it in a "
+def _check_separator(cell: str, separator: str) -> None:
+    """Raise DataError if the only cell of a header has another separator in it."""
+    for probable in SEPARATORS:
+        if probable != separator and probable in cell:
+            raise DataError(
+                f"the header is one cell, {cell!r:.80}: its separator looks like {probable!r}, and is read as "
+                f"{separator!r}; write the file with {separator!r}, or set sep: {json.dumps(probable)} for it in a "
                 "README.md, under configs"
             )
-    return None

@@ -46,8 +46,11 @@ def check_definition(definition: str) -> None:
         content = json.loads(definition)
         parts = [content.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
         model, added = content["model"], content.get("added_tokens") or []
-        vocab = model.get("vocab") or []
-        tokens = [*(each if isinstance(each, str) else each[0] for each in vocab), *(each["content"] for each in added)]
+        tokens: list[str] = []
+        # A vocabulary maps tokens to numbers, or is a list of tokens with their scores (Unigram).
+        for entry in model.get("vocab") or []:
+            tokens.append(entry if isinstance(entry, str) else entry[0])
+        tokens += [token["content"] for token in added]
         texts = [value for value in model.values() if isinstance(value, str)]
         longest = max(map(len, [*tokens, *texts]), default=0)
         for part in parts:
@@ -66,9 +69,11 @@ def _check_part(part: dict[str, Any] | None) -> None:
         if number > MOST_STEPS:
             raise ValueError(f"has more than {MOST_STEPS} steps")
         kind, pattern = step["type"], step.get("pattern")
-        found = next(iter(pattern.values())) if isinstance(pattern, dict) else ""
-        if len(found) > LONGEST_PATTERN:
-            raise ValueError(f"its {kind} has a pattern of {len(found)} characters (at most {LONGEST_PATTERN})")
+        # {"Regex": text} or {"String": text}.
+        if isinstance(pattern, dict):
+            length = len(next(iter(pattern.values())))
+            if length > LONGEST_PATTERN:
+                raise ValueError(f"its {kind} has a pattern of {length} characters (at most {LONGEST_PATTERN})")
         if kind == "Precompiled":
             _check_charsmap(step["precompiled_charsmap"])
             continue
@@ -131,6 +136,7 @@ def call_within(characters: int, function: Callable[[], T]) -> T:
         except ValueError as error:
             future.set_exception(error)
 
+    # A daemon, so that a call without an end does not keep the process from ending.
     before, start = resident_bytes(), time.monotonic()
     seconds = SECONDS + characters / CHARACTERS_PER_S
     threading.Thread(target=call, name="normlab tokenizer", daemon=True).start()

@@ -162,14 +162,18 @@ class SubwordTokenizer:
         self._tokenizer.no_padding()
         # A document may contain the text "<|endoftext|>", which does not end it.
         self._tokenizer.encode_special_tokens = True
-        if dropout := getattr(self._tokenizer.model, "dropout", None):
+        dropout = getattr(self._tokenizer.model, "dropout", None)
+        if dropout:
             raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
         tokens = self._tokenizer.get_vocab(with_added_tokens=True)
         count = max(tokens.values(), default=-1) + 1
         if end_token is not None and end_token not in tokens:
             raise ValueError(f"has no token {end_token!r:.60}")
-        self.end_of_document: int = count if end_token is None else tokens[end_token]
-        self.vocab_size = count + (end_token is None)
+        # Without a token that ends a text, one more than those of the file does.
+        if end_token is None:
+            self.end_of_document, self.vocab_size = count, count + 1
+        else:
+            self.end_of_document, self.vocab_size = tokens[end_token], count
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"has a token {count - 1} (at most {MAX_VOCAB_SIZE - 2})")
         # Some models (Unigram, WordLevel) have the special tokens among their words, and find them in a text.
@@ -190,7 +194,9 @@ class SubwordTokenizer:
         made = cls(name, definition)
         special = {token.content for token in made._tokenizer.get_added_tokens_decoder().values() if token.special}
         end_token = next((token for token in END_TOKENS if token in special), None)
-        return made if end_token is None else cls(name, definition, end_token)
+        if end_token is None:
+            return made
+        return cls(name, definition, end_token)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special tokens at its start and end."""
@@ -213,9 +219,9 @@ class SubwordTokenizer:
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         tokens = [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
         for tokens_T in tokens:
-            found = tokens_T[np.isin(tokens_T, self._not_in_text)]
-            if found.size:
-                special = self._tokenizer.id_to_token(int(found[0]))
+            special_tokens = tokens_T[np.isin(tokens_T, self._not_in_text)]
+            if special_tokens.size:
+                special = self._tokenizer.id_to_token(int(special_tokens[0]))
                 raise DataError(
                     f"data.tokenizer={self.name}: reads {special!r} in the text as a special token; remove it from the "
                     "text, or choose another tokenizer"
@@ -246,7 +252,9 @@ class SubwordTokenizer:
 
     def state(self) -> dict[str, Any]:
         state = {"name": self.name, "definition": self.definition}
-        return state | ({} if self.end_token is None else {"end_token": self.end_token})
+        if self.end_token is not None:
+            state["end_token"] = self.end_token
+        return state
 
 
 def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
@@ -316,8 +324,10 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
 def tokenizer_sha256(name: str) -> str | None:
     """Return the hash of a tokenizer's file, or None if `name` is not a path."""
     path = None if name in TOKENIZERS else _local_tokenizer(name)
+    if path is None:
+        return None
     try:
-        return hashlib.sha256(read_at_most(path, LARGEST_TOKENIZER)).hexdigest() if path else None
+        return hashlib.sha256(read_at_most(path, LARGEST_TOKENIZER)).hexdigest()
     except (OSError, ValueError) as error:
         raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
 
@@ -340,7 +350,8 @@ def _download(name: str) -> Path:
         from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.utils import disable_progress_bars
 
-        if isinstance(cached := try_to_load_from_cache(name, "tokenizer.json"), str):
+        cached = try_to_load_from_cache(name, "tokenizer.json")
+        if isinstance(cached, str):  # else None, or a sign that the repository is known to lack the file
             return Path(cached)
         HfApi().model_info(name, timeout=TIMEOUT_S, expand=["sha"])  # the download would wait longer for the hub
         disable_progress_bars()

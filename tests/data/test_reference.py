@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.base.errors import DataError
-from normlab.data.reference import MODULE, ReferenceText
+from normlab.data.files import REFERENCE_MODULE, ReferenceText
 
 
 def use_topics(monkeypatch: pytest.MonkeyPatch, topics: dict[str, str]) -> None:
-    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(topics=topics))  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, REFERENCE_MODULE, SimpleNamespace(topics=topics))  # pyright: ignore[reportArgumentType]
 
 
 def test_documents_are_the_topics_sorted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +31,6 @@ def test_the_key_depends_on_names_and_texts_and_not_on_their_order(monkeypatch: 
 
 
 def test_a_python_without_the_reference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, MODULE, None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, REFERENCE_MODULE, None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match=r"data=reference: this Python lacks the module pydoc_data.topics; .*stdlib"):
         ReferenceText()

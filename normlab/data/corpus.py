@@ -102,7 +102,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     cache = (cache or cache_dir()).absolute()
     text = _text(config)
-    key_parts = {
+    key_parts: dict[str, Any] = {
         "format": FORMAT,
         "split_rule": SPLIT_VERSION,
         "name": config.name,

@@ -17,7 +17,7 @@ from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.init_rules import ROLES
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.model.gpt import GPT
+from normlab.model.gpt import GPT, Block
 from normlab.model.init import build_model, drawn_weights, initialise
 
 VOCAB = 50
@@ -186,9 +186,11 @@ class Halves(nn.Module):
 def test_a_parameter_of_a_placement_is_not_drawn_for_its_name() -> None:
     config = config_of("placement=pre")
     model = GPT(config.model, config.placement, lambda width, **_: nn.LayerNorm(width), VOCAB)
-    model.blocks[0].mlp.of_up = Halves(64)
+    block, halves = model.blocks[0], Halves(64)
+    assert isinstance(block, Block)
+    block.mlp.of_up = halves
     initialise(model, "gpt2", seed=0)
-    assert model.blocks[0].mlp.of_up.weight.eq(0.5).all()
+    assert halves.weight.eq(0.5).all()
 
 
 def test_init_auto_selects_the_rule_of_the_placement() -> None:

@@ -84,7 +84,10 @@ def check_parameters(config: RunConfig) -> None:
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)
         weights = drawn_weights(model)
-        _groups[structure] = {name: (group, weights.get(name)) for name, group in groups_of(model).items()}
+        parameters: dict[str, tuple[str, Weight | None]] = {}
+        for name, group in groups_of(model).items():
+            parameters[name] = group, weights.get(name)
+        _groups[structure] = parameters
     parameters = _groups[structure]
     present = {group for group, _ in parameters.values()}
     if config.model.scaling != "none" and "norm_matrices" in present:

@@ -156,10 +156,10 @@ class ModelRunner:
 
     def params_by_segment(self) -> list[Tensors]:
         """Return the parameters of each segment, by name; a tied matrix belongs to the first segment that uses it."""
-        return [
-            {name: p for name, p in self.params.items() if name.startswith(prefix)}
-            for prefix, _ in self.model.segments()
-        ]
+        by_segment: list[Tensors] = []
+        for prefix, _ in self.model.segments():
+            by_segment.append({name: p for name, p in self.params.items() if name.startswith(prefix)})
+        return by_segment
 
     def name_gradients(self, gradients: list[Tensor]) -> Tensors:
         """Return the gradients of all parameters, in their order, by name and with the parameters' memory layout."""

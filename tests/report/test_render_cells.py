@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import math
 from collections.abc import Iterator, Sequence
 
@@ -315,7 +316,7 @@ def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
 
     monkeypatch.setitem(TESTS, "spread", Spread())
     text = summarize(*BY, "--test", "spread")
-    assert "post-norm, depth 8, no warm-up  1.2 [1.0, 1.5] (n=3)" in text
+    assert "post-norm, depth 8, no warm-up 1.2 [1.0, 1.5] (n=3)" in re.sub(" +", " ", text)
     assert "spread: of 12 cells" in text
     assert json.loads(summarize(*BY, "--test", "spread", "--format", "json"))[0]["test"] == "spread"
     assert "range, optimum, anytime or spread" in " ".join(summarize("--help").split())

@@ -19,7 +19,7 @@ HYPER, ATTN_RES = "hyper_connections/identity_hc/mhc", "attn_res"
 REPLACES = (
     "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
     "return {}(row{})", ", formula=row.formula.replace(self.early.condition, condition), early=early",
-    "return row if variant is None else {}(row{})", ", formula=variant.formula, early=variant.early",
+    "return {}(row{})", ", formula=variant.formula, early=variant.early",
     "return {}(row{})", ", attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp)",
     "return {}(sub{})", ", out_gain=lambda layer, depth: c * start(layer, depth)",
 )  # fmt: skip
@@ -58,20 +58,16 @@ MOMENTUM = "torch.addcmul(group.grads, velocity, momentum)"
 LION = "stacked_lion(options, StackedGroup(params, grads, [mean], decayed, coefficients, group.alive, group.names, []))"
 COPY = "torch._foreach_copy_(state, [piece.view_as(tensor) for piece, tensor in zip(pieces, state, strict=True)])"
 TALL = "is_tall = x_NM.shape[-2] > x_NM.shape[-1]"
-HALF = "x = _unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))"
+FLAT = "x = _unit(x.flatten(0, -3))"
 POWER = "largest = x_NM.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(x_NM.dtype).smallest_normal)"
-NUMBERS = (
-    "lr, decay_factor, momentum, row_weight = (number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else "
-    "number for number in (group.lr, group.decay_factor, group.momentum, group.row_weight))"
-)
+NUMBERS = "numbers.append(number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else number)"
 ALIVE = "alive = group.alive.view(*group.alive.shape, 1, 1)"
 BALL = "new = radius * _unit(decay_factor * params - lr * radius * _unit(update))"
 WRITE = "for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):"
 UNIT = "return x_NM / norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)"
-HEADS = "heads[unit] = options.heads or 1 if is_qkv else 1"
-SHAPE = "by_shape.setdefault((params[unit[0]].shape[-2:], len(unit), heads[name]), []).append(tuple(unit))"
-STACK = "return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)"
-PIECES = "pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]"
+SHAPE = "shape = (params[unit[0]].shape[-2:], len(unit), heads[name])"
+STACK = "return matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)"
+PIECES = "for value, unit in zip(values, units, strict=True):"
 CAUTIOUS = "params.sub_(((old - params) * old >= 0) * old * (alive.to(old.dtype) * rate))"
 UPDATES: tuple[tuple[str, str, str, str], ...] = (
     (FACTORS, STEP, "square, correction", "correction, square"),
@@ -100,11 +96,12 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     *((TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3")),
     *((TURNED, TALL, ">", sign) for sign in ("<=", ">=")),
     *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
-    *((ON_GPU, HALF, "(x.bfloat16() if x.is_cuda else x)", text) for text in ("x", "(x if x.is_cuda else x)")),
-    (ON_GPU, "return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
+    (ON_GPU, "if x.is_cuda:", "x.is_cuda", "False"),
+    (ON_GPU, "x = x.bfloat16()", "x = x.bfloat16()", "pass"),
+    (ON_GPU, "x = x.bfloat16()", "x.bfloat16()", "x"),
+    (ON_GPU, "return x.unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
     ("a scaled matrix is scaled by 1", "x = scale_by_power_of_two(x)", "(x)", "(scale_by_power_of_two(x))"),
-    ("a unit matrix has the norm 1", HALF, "_unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))",
-     "_unit(_unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3)))"),
+    ("a unit matrix has the norm 1", FLAT, "_unit(x.flatten(0, -3))", "_unit(_unit(x.flatten(0, -3)))"),
     ("only a zero matrix has no larger element", POWER, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
      " + torch.finfo(x_NM.dtype).smallest_normal"),
     (ZERO, UNIT, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)", ""),
@@ -114,15 +111,14 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     ("a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
      "_unit(_unit(decay_factor * params - lr * radius * _unit(update)))"),
     ("a unit matrix has the norm 1", BALL, "_unit(update)", "_unit(_unit(update))"),
-    ("not above 1, as 1", HEADS, "or 1", "or -1"),
-    ("not above 1, as 1", HEADS, "else 1", "else -1"),
+    ("not above 1, as 1", "heads[unit] = 1", "1", "-1"),
     ("matrices have two axes, and those of stacked runs an equal first one", SHAPE, "[-2:]", "[-3:]"),
-    ("a list of the same numbers", SHAPE, "tuple(unit)", "unit"),
+    ("a list of the same numbers", "by_shape.setdefault(shape, []).append(tuple(unit))", "tuple(unit)", "unit"),
     (SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
     (SWAP, STACK, "1, -3", "-3, 1"),
     (SWAP, "values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)", "1, -3", "-3, 1"),
-    *(("with one part nothing is joined", STACK, old, new) for old, new in (
-        ("matrices if parts == 1 else ", ""), ("parts == 1", "parts == 2"), ("parts == 1", "parts == -1"))),
+    *(("with one part nothing is joined", "if parts > 1:", "parts > 1", text)
+      for text in ("True", "parts >= 1", "parts > -1")),
     ("where the old number is 0, so is the decay", CAUTIOUS, "(old - params) * old", "(old - params) / old"),
 )  # fmt: skip
 """Lines of the updates, with the part that a mutant replaces."""
@@ -146,7 +142,8 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     *((HYPER, "two of four axes change places with the other two", line, *axes) for line, axes in (
         (SCORES, ("(-2, -1), (0, 1)", "(0, 1), (-2, -1)")),
         ("return matrix_nnBT.movedim((0, 1), (-2, -1))", ("(0, 1), (-2, -1)", "(-2, -1), (0, 1)")))),
-    (HYPER, FROM_THE_FRONT, "self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))", "-1", "1"),
+    (HYPER, FROM_THE_FRONT, "self.mixing = parameter(torch.cat([first_n1, torch.eye(n)], -1), role='scalar')",
+     "-1", "1"),
     *((HYPER, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "
        "strict=True)])", ", strict=True", text) for text in ("", ", strict=False")),
     (HYPER, FACTORS, "a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)",

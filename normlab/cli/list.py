@@ -36,7 +36,6 @@ def list_(
     """
     from normlab.catalogue.entries import ENTRIES, one_entry
     from normlab.cli.entry_text import entry_text, table_rows
-    from normlab.config import rules
     from normlab.report.tables import render
 
     plugins, names, overrides = _sort_arguments(arguments or [])
@@ -56,22 +55,8 @@ def list_(
 
         register_plugins(plugins)
     format = "json" if json else "table"
-    if what == "names":
-        from normlab.verify.names import LEGEND
-
-        table = render(_names(name), format)
-        return echo(table if json else f"{table}\n\n{LEGEND}", keep="\n")
-    if what == "estimators":
-        from normlab.studies.base import estimator_rows
-
-        return echo(render(estimator_rows(), format), keep="\n")
-    if what == "formulas":
-        from normlab.catalogue.placements.formula import rows
-
-        return echo(render([*rows()], format), keep="\n")
-    if what == "auto":
-        table = render(rules.rows(), format)
-        return echo(table if json else f"{table}\n{rules.LEGEND}", keep="\n")
+    if what in ("names", "estimators", "formulas", "auto"):
+        return echo(_table(what, name, json=json), keep="\n")
     if name is None:
         rows = ENTRIES[what]()
         return echo(render(rows if json else table_rows(what, rows), format), keep="\n")
@@ -81,6 +66,30 @@ def list_(
     if json:
         return echo(render([entry], "json"), keep="\n")
     echo(entry_text(entry, shutil.get_terminal_size((100, 24)).columns), keep="\n")
+
+
+def _table(what: str, name: str | None, *, json: bool) -> str:
+    """Return the rows of what is no entry of the catalogue, as a table with its legend or as JSON."""
+    from normlab.report.tables import render
+
+    legend = ""
+    if what == "names":
+        from normlab.verify.names import LEGEND
+
+        rows, legend = _names(name), f"\n\n{LEGEND}"
+    elif what == "estimators":
+        from normlab.studies.base import estimator_rows
+
+        rows = estimator_rows()
+    elif what == "formulas":
+        from normlab.catalogue.placements import formula
+
+        rows = [*formula.rows()]
+    else:
+        from normlab.config import rules
+
+        rows, legend = rules.rows(), f"\n{rules.LEGEND}"
+    return render(rows, "json") if json else render(rows, "table") + legend
 
 
 def _sort_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

@@ -28,8 +28,9 @@ LONGEST_TOKEN = 2**12
 """Most characters of a token; those of public tokenizers have at most about 200."""
 SECONDS, CHARACTERS_PER_S = 60.0, 10_000
 """A call may take this time, and more for a long text; slow public tokenizers take 100,000 characters a second."""
-MOST_MEMORY = 2**31
-"""Most bytes that a call may add to the memory of the process. A piece of text of ordinary growth takes a tenth."""
+MEMORY, MEMORY_PER_CHARACTER = 2**28, 2**10
+"""Most bytes that a call may add to the memory of the process: for any text, and for each character. An ordinary
+character takes about 200 bytes."""
 _POLL_EVERY_S = 0.02
 
 _STEPS = ("normalizers", "pretokenizers", "decoders")
@@ -139,11 +140,12 @@ def call_within(characters: int, function: Callable[[], T]) -> T:
     # A daemon, so that a call without an end does not keep the process from ending.
     before, start = resident_bytes(), time.monotonic()
     seconds = SECONDS + characters / CHARACTERS_PER_S
+    most_bytes = MEMORY + MEMORY_PER_CHARACTER * characters
     threading.Thread(target=call, name="normlab tokenizer", daemon=True).start()
     while True:
         with suppress(TimeoutError):
             return future.result(timeout=_POLL_EVERY_S)
-        if resident_bytes() - before > MOST_MEMORY:
-            raise ValueError(f"takes more than {MOST_MEMORY / 2**30:.0f} GiB of memory for {characters} characters")
+        if resident_bytes() - before > most_bytes:
+            raise ValueError(f"takes more than {most_bytes / 2**20:.0f} MiB of memory for {characters} characters")
         if time.monotonic() - start > seconds:
             raise ValueError(f"takes more than {seconds:.0f} s for {characters} characters")

@@ -254,8 +254,8 @@ REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"
 SUBWORDS = f"train {SMALL} data=files data.path=[text.txt] data.tokenizer=tokenizer.json"
 ATTACKS += [
     Attack("tokenizer: a long replacement", tokenizer_of(normalizer=REPLACE), SUBWORDS, "Replace has 1000000 char"),
-    Attack("tokenizer: a chain", tokenizer_of(normalizer=CHAIN), SUBWORDS, "takes more than 2 GiB of memory"),
-    Attack("tokenizer: a decoder", tokenizer_of(decoder=DOUBLING), SUBWORDS, "takes more than 2 GiB of memory"),
+    Attack("tokenizer: a chain", tokenizer_of(normalizer=CHAIN), SUBWORDS, r"takes more than 2\d\d MiB of memory"),
+    Attack("tokenizer: a decoder", tokenizer_of(decoder=DOUBLING), SUBWORDS, r"takes more than 2\d\d MiB of memory"),
     Attack("tokenizer: a damaged table", tokenizer_of(normalizer=TABLE), SUBWORDS, "precompiled_charsmap is damaged"),
     Attack("tokenizer: exponential time", tokenizer_of(pre_tokenizer=REGEX), SUBWORDS, "cannot encode the text"),
 ]

@@ -267,9 +267,9 @@ def test_a_tokenizer_that_takes_too_much_memory_is_an_error(monkeypatch: pytest.
     growing = with_part(normalizer=sequence("normalizers", *rounds))
     tokenizer = SubwordTokenizer("mine", growing)
     assert len(tokenizer.encode("a" * 10)) > 10_000
-    monkeypatch.setattr(tokenizer_limits, "MOST_MEMORY", 2**24)
+    monkeypatch.setattr(tokenizer_limits, "MEMORY", 2**24)
     with pytest.raises(
-        DataError, match=r"=mine: cannot encode the text \(takes more than 0 GiB of memory for 2000 char"
+        DataError, match=r"=mine: cannot encode the text \(takes more than 18 MiB of memory for 2000 char"
     ):
         tokenizer.encode("a" * 2000)
 
@@ -279,8 +279,10 @@ def test_memory_of_a_decoder_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     steps = [{"type": "BPEDecoder", "suffix": ""}] * 14
     tokenizer = SubwordTokenizer("mine", with_part(decoder=sequence("decoders", *steps)))
     tokens = tokenizer.encode("a" * 2000)
-    monkeypatch.setattr(tokenizer_limits, "MOST_MEMORY", 2**24)
-    with pytest.raises(DataError, match=r"data.tokenizer=mine: cannot decode tokens \(takes more than 0 GiB of memory"):
+    monkeypatch.setattr(tokenizer_limits, "MEMORY", 2**24)
+    with pytest.raises(
+        DataError, match=r"data.tokenizer=mine: cannot decode tokens \(takes more than 18 MiB of memory"
+    ):
         tokenizer.decode(tokens)
 
 

@@ -71,7 +71,8 @@ def wait_for_followers() -> None:
     for task, follower in _started:
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             follower.wait(timeout=max(0.0, deadline - time.monotonic()))
-        for line in upload_lines(task.runs, [os.path.relpath(run) for run in task.runs]):
+        names = [os.path.relpath(run) for run in task.runs]
+        for line in upload_lines(task.runs, names, has_follower=follower.poll() is None):
             notify(line)
     _started.clear()
 

@@ -149,15 +149,20 @@ def _damaged(path: Path, reason: str) -> StoreError:
     return StoreError(f"{path}: is damaged ({reason}); `normlab sync` asks W&B what it has, and writes the file anew")
 
 
-def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Return lines for the user about what W&B has of some runs, which `normlab sync NAMES` selects."""
+def upload_lines(runs: Sequence[Path], names: Sequence[str], *, has_follower: bool = False) -> list[str]:
+    """Return lines for the user about what W&B has of some runs, which `normlab sync NAMES` selects.
+
+    Args:
+        has_follower: Whether a process is known to send the runs. It may not have come to all of them yet: on a busy
+            machine its start takes longer than a short training.
+    """
     hint = f"`normlab sync {shlex.join(names)}` sends what is missing"
     sent: list[str] = []
     problems: list[str] = []
     sending = 0
     for run in runs:
         upload = Upload.read(run)
-        if is_sending(run):
+        if is_sending(run) or (has_follower and upload.problem == NOT_SENT):
             sending += 1
         elif upload.problem:
             problems.append(upload.problem)

@@ -56,6 +56,14 @@ def test_lines(upload: Upload, line: str, run: RunFolder) -> None:
     assert upload_lines([run.path], ["x"]) == [line.replace("{run}", os.path.relpath(run.path))]
 
 
+def test_a_follower_that_has_not_come_to_a_run_yet(run: RunFolder) -> None:
+    (line,) = upload_lines([run.path], ["x"], has_follower=True)
+    assert line.startswith("W&B: sending 1 run continues in the background; ")
+    replace(SENT, problem="Error: gone").write(run.path)
+    (line,) = upload_lines([run.path], ["x"], has_follower=True)
+    assert line.startswith("W&B lacks data of 1 run (Error: gone); ")
+
+
 def test_several_runs(run: RunFolder, tmp_path: Path) -> None:
     runs = [run.path, *(tmp_path / name for name in "bcd")]
     for path in runs:

@@ -4,8 +4,8 @@ import csv
 import io
 import itertools
 import json
-import re
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np

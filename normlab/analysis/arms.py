@@ -146,7 +146,7 @@ class StudyRuns:
         values = {setting(run, option) for run in self._select(where)}
         if not all(isinstance(value, int | float) for value in values):
             raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
-        return sorted(float(value) for value in values)  # pyright: ignore
+        return sorted(float(value) for value in values)  # pyright: ignore[reportArgumentType]
 
     def reason_not_comparable(self, intended: Sequence[str] = ()) -> str:
         """Return why the arms that were used must not be compared, or an empty text.

@@ -105,7 +105,7 @@ class Trend(ContrastTest):
             if is_log:
                 contrast, unit = f"slope over ln({factor.name})", "nats/token per e-fold"
             for where, group in question.groups([factor]):
-                positions = [float(level) for (level,) in group]  # pyright: ignore
+                positions = [float(level) for (level,) in group]  # pyright: ignore[reportArgumentType]
                 if is_log:
                     positions = list(map(math.log, positions))
                 # A slope needs two positions.

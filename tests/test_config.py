@@ -9,7 +9,7 @@ import torch
 from normlab.base.errors import ConfigError
 from normlab.base.options import plain_tree
 from normlab.config.compose import compose_grid, compose_run, compose_sweep
-from normlab.config.schema import config_from_record
+from normlab.config.recorded import config_from_record
 from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
 from normlab.training.build import build_parts

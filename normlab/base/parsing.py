@@ -1,6 +1,7 @@
-"""Read files, JSON and numbers that may be damaged or hostile."""
+"""Read files, JSON and numbers that may be damaged or hostile; give JSON a key and a hash."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -120,6 +121,12 @@ def key_of(tree: dict[str, Any]) -> bytes:
     except UnicodeEncodeError:
         # It has half of a surrogate pair, as Python has in a path that is no UTF-8.
         return json.dumps(tree).encode()
+
+
+def canonical_hash(tree: Any) -> str:
+    """Return the SHA-256, in hex, of JSON with sorted keys, no spaces, shortest exact floats."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaves(value: object) -> Iterator[object]:

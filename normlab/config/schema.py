@@ -1,130 +1,29 @@
 """The config of a run: a tree of typed options, their validation, and the run's identity.
 
-Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overrides and calls `validate`; no later code
-changes the config.
+Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overrides and calls `validate`, and
+`recorded.py` reads one from a record; no later code changes the config.
 """
 
-import hashlib
-import json
 import os
-import re
-from collections.abc import Collection, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from typing import Any, TypeVar
-
-import msgspec
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
 
 from normlab.base.errors import ConfigError, no_effect, unknown
 from normlab.base.options import check, identity_tree, option, plain_tree
-from normlab.base.parsing import from_json, is_whole_number, key_of
-from normlab.base.plugins import load_plugins
-from normlab.catalogue import entries as catalogue
+from normlab.base.parsing import canonical_hash
 from normlab.catalogue.corpora import DATA, DataConfig, HubData
 from normlab.catalogue.norms.base import NORMS, NormConfig
-from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS, OptimConfig
 from normlab.catalogue.placements.base import NORM_UPDATE, PLACEMENTS, Placement
-from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.catalogue.placements.init_rules import INIT_RULES, SCALED_RULES
 from normlab.catalogue.statistics.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 from normlab.config.model import ModelConfig
-from normlab.config.option_names import empty_list_hint
 from normlab.config.stats import StatsConfig
-
-T = TypeVar("T")
-FOLDER_OF_WEIGHTS = re.compile(r"(.+)@([0-9a-f]{64})")
-"""A resolved `train.start_from` that is a folder of transformers: FOLDER@SHA256, the hash of its weights."""
-
+from normlab.config.train import FOLDER_OF_WEIGHTS, EvalConfig, RunOptions, TrackingConfig, TrainConfig
 
 LARGE_DECAY = 0.01
 """The share of each weight that an independent decay takes in a step, from which there is a warning."""
-LOG = "log"
-"""The value of `train.keep` for powers of two."""
-
-
-@dataclass(kw_only=True, slots=True)
-class TrainConfig:
-    """Number of steps, batch size, and how often the run is logged and checkpointed."""
-
-    steps: int = option(500, "Optimiser steps; 0 measures the initial model.", at_least=0, at_most=10**9)
-    batch_size: int = option(8, "Sequences per optimiser step, over all micro-batches.", at_least=1, at_most=2**20)
-    accumulation: int = option(1, "Micro-batches per step; must divide the batch size.", at_least=1, at_most=2**20)
-    log_every: int = option(
-        10, "Steps between two writes of the record, which has every step.", at_least=1, at_most=10**9, identity=False
-    )
-    checkpoint_every: int = option(
-        200, "Steps between two checkpoints; 0 for a final one only.", at_least=0, at_most=10**9, identity=False
-    )
-    keep: Any = option(
-        [], "Updates after which the weights are kept: a list, or log for 0, 1, 2, 4, 8, ...", identity=False
-    )
-    start_from: str | None = option(
-        None, longest=4096,
-        help="Start from the newest checkpoint of RUN, or from RUN@STEP, with the record up to there. Or from the "
-        "weights of a model of transformers: FOLDER, or hf://OWNER/NAME on the hub.",
-    )  # fmt: skip
-    graph: str = option(
-        "auto", "Replay steps as CUDA graphs; same numbers.", choices=("auto", "on", "off"), identity=False
-    )
-
-    def keeps(self, step: int) -> bool:
-        """Whether the weights after `step` updates are kept."""
-        if self.keep == LOG:
-            return step & (step - 1) == 0  # 0 and the powers of two have at most one bit
-        return step in self.keep
-
-    def resolve(self) -> None:
-        """Make `keep` a list of steps, or log."""
-        if self.keep == LOG:
-            return
-        values = self.keep
-        if not isinstance(values, list):
-            values = [values]
-        if not all(is_whole_number(str(value)) for value in values):
-            typed = "null" if self.keep is None else str(self.keep)
-            nearest = empty_list_hint(typed)
-            raise ConfigError(
-                f"train.keep={typed}{nearest}: must be {LOG} or a list of steps, such as train.keep=[0,100]"
-            )
-        self.keep = [int(value) for value in values]
-        if max(self.keep, default=0) > self.steps:
-            raise ConfigError(f"train.keep={self.keep}: has a step after the last one, train.steps={self.steps}")
-
-
-@dataclass(kw_only=True, slots=True)
-class EvalConfig:
-    """Validation on fixed windows, evenly spaced over the held-out text."""
-
-    every: int = option(
-        100, "Steps between two evaluations; 0 for the first and last only.", at_least=0, at_most=10**9, identity=False
-    )
-    sequences: int = option(64, "Number of windows, each as long as the context.", at_least=1, at_most=2**20)
-    ema: float | None = option(
-        None, above=0, below=1,
-        help="Decay d per step of a mean of the weights after each update, whose validation loss is recorded too: the "
-        "weights of step s count d^(t - s) at step t.",
-    )  # fmt: skip
-
-
-@dataclass(kw_only=True, slots=True)
-class TrackingConfig:
-    """Options of tracking. A separate process sends the local record to W&B; `normlab sync` sends it later."""
-
-    wandb: str = option(
-        "auto", "Mode of W&B; auto: online with a login.", choices=("auto", "online", "offline", "off"), identity=False
-    )
-    project: str = option("normlab", "W&B project.", longest=128, identity=False)
-    entity: str | None = option(None, "W&B user or team; that of the login unless set.", longest=128, identity=False)
-
-
-@dataclass(kw_only=True, slots=True)
-class RunOptions:
-    """The name of the run, and whether to start it again."""
-
-    name: str | None = option(None, "Name in tables; the run's id unless set.", longest=128, identity=False)
-    fresh: bool = option(False, "Start a new run although one with this config exists; keep both.", identity=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -443,99 +342,3 @@ class RunConfig:
     def config_hash(self) -> str:
         """SHA-256 of the canonical JSON of `identity()`."""
         return canonical_hash(self.identity())
-
-
-def parse_config(tree: Mapping[str, Any]) -> RunConfig:
-    """Return the config in a run's record, for readers.
-
-    The norm and the placement are of their base classes and lack the options of their own, because their classes may be
-    a plugin's. An option that a later version added has its default. Configs share their equal groups: copy a
-    config before you change it.
-
-    Raises:
-        ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one
-            outside its limits.
-    """
-    config = _convert(tree, RunConfig)
-    if config.optim.name not in OPTIMIZERS:
-        raise ConfigError(unknown("optim", config.optim.name, OPTIMIZERS))
-    kinds: dict[str, type[Any]] = {
-        "optim": OPTIMIZERS[config.optim.name],
-        # Any name that is not a corpus of normlab is a dataset of the hub.
-        "data": DATA.get(config.data.name, HubData),
-        **_KINDS,
-    }
-    for group, kind in kinds.items():
-        setattr(config, group, _parse_group(group, kind, key_of(tree.get(group, {}))))
-    check(config, checked=kinds)
-    return config
-
-
-_KINDS = {
-    "model": ModelConfig, "train": TrainConfig, "eval": EvalConfig, "stats": StatsConfig, "tracking": TrackingConfig,
-    "run": RunOptions,
-}  # fmt: skip
-"""The class of each group that has one class."""
-
-
-@lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
-def _parse_group(group: str, kind: type[T], content: bytes) -> T:
-    """Return the options of a group, which `content` has as JSON, checked; equal contents give the same object."""
-    options = _convert(from_json(content), kind, group)
-    check(options, f"{group}.")
-    return options
-
-
-def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
-    """Return the config in a run's record; its norm and its placement must be registered.
-
-    Raises:
-        ConfigError: As `parse_config`, or a norm or a placement is unknown because a plugin is missing.
-    """
-    # Parsed configs share their groups, and this one gets others.
-    config = deepcopy(parse_config(tree))
-    registries: dict[str, Mapping[str, Any]] = {"norm": NORMS, "placement": PLACEMENTS}
-    for group, registry in registries.items():
-        name = getattr(config, group).name
-        if name not in registry:
-            raise ConfigError(unknown(group, name, registry, titles=catalogue.titles(group)))
-        kind = registry[name]
-        if not isinstance(kind, type):  # a placement is registered with its default options
-            kind = type(kind)
-        setattr(config, group, _convert(tree[group], kind, group))
-    check(config)
-    return config
-
-
-def _convert(tree: Mapping[str, Any], kind: type[T], group: str = "config") -> T:
-    """Return the options of a group as an object of its class.
-
-    Raises:
-        ConfigError: An option is unknown, or has a value of another type.
-    """
-    try:
-        options = msgspec.convert(tree, kind)
-    except ValueError as error:
-        raise ConfigError(f"{group}: {error}") from error
-    extra = tree.keys() - {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    if extra:
-        raise ConfigError(f"{group} has no option {', '.join(sorted(extra))}")
-    return options
-
-
-def load_config(tree: Mapping[str, Any]) -> RunConfig:
-    """Load the norms, placements and plugins, and return the config that another process of normlab has validated.
-
-    Raises:
-        ConfigError: A plugin cannot be loaded, or as `config_from_record`.
-    """
-    load_norms()
-    load_placements()
-    load_plugins(tree["plugins"])
-    return config_from_record(tree)
-
-
-def canonical_hash(tree: Any) -> str:
-    """Return the SHA-256, in hex, of JSON with sorted keys, no spaces, shortest exact floats."""
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

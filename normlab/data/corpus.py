@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from normlab.base.errors import DataError, notify
-from normlab.base.parsing import from_json
+from normlab.base.parsing import canonical_hash, from_json
 from normlab.base.paths import cache_dir
 from normlab.catalogue.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
-from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import Counts, baselines, count_tokens
 from normlab.data.documents import (

@@ -20,7 +20,8 @@ from normlab.base.plugins import Plugin, read_plugins, run_plugins
 from normlab.catalogue.norms import base as norms
 from normlab.catalogue.placements import base as placements
 from normlab.config import memory
-from normlab.config.schema import RunConfig, config_from_record
+from normlab.config.recorded import config_from_record
+from normlab.config.schema import RunConfig
 from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
 from normlab.loaded.sampling import LogitsNotFiniteError, TextLoss, continue_prompt, text_loss
 from normlab.model.gpt import GPT

@@ -17,7 +17,8 @@ from typing import Any
 from normlab.base.errors import ConfigError, StoreError
 from normlab.base.parsing import from_json, key_of
 from normlab.config.arms import NO_DESIGN, SweepDesign
-from normlab.config.schema import RunConfig, parse_config
+from normlab.config.recorded import parse_config
+from normlab.config.schema import RunConfig
 from normlab.store.files import io_error, is_file_name
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References

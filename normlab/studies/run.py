@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.base.errors import ConfigError, StoreError
-from normlab.config.schema import RunConfig, canonical_hash
+from normlab.base.parsing import canonical_hash
+from normlab.config.schema import RunConfig
 from normlab.store.plans import has_plan, study_note, study_of, sweep_folder
 from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder

@@ -13,10 +13,11 @@ import torch
 
 from normlab.base.errors import ConfigError, counted
 from normlab.base.options import plain_tree
+from normlab.base.parsing import canonical_hash
 from normlab.config import memory, rules
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.override_errors import naming_run
-from normlab.config.schema import RunConfig, canonical_hash
+from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.store.format import RUNS_FOLDER

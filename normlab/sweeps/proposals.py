@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from normlab.base.errors import ConfigError
-from normlab.config.schema import canonical_hash
+from normlab.base.parsing import canonical_hash
 from normlab.config.searches import Range
 from normlab.store.files import write_atomic
 

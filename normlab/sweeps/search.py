@@ -19,9 +19,10 @@ from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError, counted
 from normlab.base.options import plain_tree
+from normlab.base.parsing import canonical_hash
 from normlab.config.arms import design_of
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
-from normlab.config.schema import RunConfig, canonical_hash
+from normlab.config.schema import RunConfig
 from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, sweep_folder

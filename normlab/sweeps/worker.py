@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from normlab.base.errors import ConfigError, DiskError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
-from normlab.config.schema import RunConfig, load_config
+from normlab.config.recorded import load_config
+from normlab.config.schema import RunConfig
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder

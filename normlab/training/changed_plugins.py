@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from normlab.base.errors import ConfigError, StoreError
-from normlab.config.schema import RunConfig, canonical_hash
+from normlab.base.parsing import canonical_hash
+from normlab.config.schema import RunConfig
 from normlab.store.plans import Plan, PlannedRun, run_of
 from normlab.store.runs import RunFolder
 from normlab.training.training_run import plugins_of, run_id_of, versions

@@ -54,7 +54,7 @@ def _train(content: Mapping[str, Any]) -> int:
     import torch
     import torch.distributed as dist
 
-    from normlab.config.schema import load_config
+    from normlab.config.recorded import load_config
     from normlab.tracking.background import wait_for_followers
     from normlab.training.machine import num_threads, resolve, resolve_device
     from normlab.training.start import train_pack, train_replica

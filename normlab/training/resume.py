@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normlab.base.errors import StoreError, notify, warn
 from normlab.base.options import flatten_options
-from normlab.config.schema import TrackingConfig, canonical_hash
+from normlab.base.parsing import canonical_hash
+from normlab.config.train import TrackingConfig
 from normlab.data.corpus import Corpus
 from normlab.store.files import make_folder, write_atomic
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUN_FILE, STATUS_FILE, TOKENIZER_FILE, to_json

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from normlab.base.errors import ConfigError, StoreError
 from normlab.base.parsing import is_whole_number
-from normlab.config.schema import FOLDER_OF_WEIGHTS, RunConfig
+from normlab.config.schema import RunConfig
+from normlab.config.train import FOLDER_OF_WEIGHTS
 from normlab.data.tokenizers import Tokenizer
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER

@@ -25,11 +25,12 @@ import msgspec
 from torch import Tensor
 
 from normlab.base.errors import StoreError
+from normlab.base.parsing import canonical_hash
 from normlab.base.plugins import plugin_file, version_of
 from normlab.base.version import __version__
 from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.catalogue.statistics.profiles import Profiles
-from normlab.config.schema import RunConfig, canonical_hash
+from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.flops import flops_per_token

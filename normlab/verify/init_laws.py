@@ -21,7 +21,8 @@ from normlab.catalogue.norms.base import NORMS
 from normlab.catalogue.optimizers.options import AdamW
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.config.model import ModelConfig
-from normlab.config.schema import RunConfig, TrainConfig
+from normlab.config.schema import RunConfig
+from normlab.config.train import TrainConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed, initialise
 from normlab.model.instrument import Selection

@@ -12,7 +12,8 @@ from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.config.compose import compose_run
-from normlab.config.schema import RunConfig, config_from_record
+from normlab.config.recorded import config_from_record
+from normlab.config.schema import RunConfig
 from normlab.model.init import build_model
 from normlab.verify import init_laws
 

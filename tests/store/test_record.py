@@ -12,7 +12,7 @@ import pytest
 from synthetic_runs import Record
 
 from normlab.analysis import settings
-from normlab.config.schema import config_from_record
+from normlab.config.recorded import config_from_record
 from normlab.store.format import DAMAGED, KILLED, RUNNING, with_checksum
 from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder

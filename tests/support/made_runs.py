@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from synthetic_runs import Record
 
-from normlab.config.schema import parse_config
+from normlab.config.recorded import parse_config
 from normlab.store.record import Corpus, Run, RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status

@@ -12,7 +12,7 @@ import torch
 
 from normlab.config import memory
 from normlab.config.compose import compose_run, compose_sweep
-from normlab.config.schema import config_from_record
+from normlab.config.recorded import config_from_record
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import open_corpus
 from normlab.store.plans import Plan, read_plan, run_of

@@ -13,7 +13,7 @@ from normlab.base.errors import ConfigError, StoreError
 from normlab.base.options import flatten_options, plain_tree
 from normlab.base.paths import config_dir
 from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
-from normlab.config.schema import config_from_record
+from normlab.config.recorded import config_from_record
 from normlab.store.format import PLAN_FILE
 from normlab.store.plans import Pack, Plan, PlannedRun, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder

@@ -13,7 +13,7 @@ import normlab
 from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
 from normlab.data import tokenizers
-from normlab.data.tokenizers import train_bpe
+from normlab.data.tokenizer_sources import train_bpe
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.training.start import train

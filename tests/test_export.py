@@ -9,7 +9,8 @@ import transformers
 
 from normlab.base.errors import ConfigError
 from normlab.config.compose import compose_run
-from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, Tokenizer, train_bpe
+from normlab.data.tokenizer_sources import train_bpe
+from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, Tokenizer
 from normlab.hf.classes import CLASSES, NativeClass, class_of
 from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder

@@ -17,7 +17,7 @@ import pytest
 import typer.main
 
 from normlab.cli import app
-from normlab.data.tokenizers import train_bpe
+from normlab.data.tokenizer_sources import train_bpe
 from normlab.report.tables import render
 
 ROOT = Path(__file__).parent.parent

@@ -23,7 +23,6 @@ from normlab.base.errors import DataError, notify
 from normlab.base.parsing import canonical_hash, from_json
 from normlab.base.paths import cache_dir
 from normlab.catalogue.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
-from normlab.data import tokenizers
 from normlab.data.baselines import Counts, baselines, count_tokens
 from normlab.data.documents import (
     MIN_DOCUMENTS,
@@ -35,15 +34,8 @@ from normlab.data.documents import (
 )
 from normlab.data.files import FilesText, ReferenceText
 from normlab.data.hub import HubText
-from normlab.data.tokenizers import (
-    PIECE,
-    RoundTrip,
-    Tokenizer,
-    pieces,
-    pretrained_tokenizer,
-    token_dtype,
-    tokenizer_sha256,
-)
+from normlab.data.tokenizer_sources import fit_tokenizer, pretrained_tokenizer, tokenizer_sha256
+from normlab.data.tokenizers import END_TOKENS, PIECE, RoundTrip, Tokenizer, from_state, pieces, token_dtype
 
 FORMAT = 5
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
@@ -113,7 +105,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         "origin": text.key,
     }
     if config.tokenizer not in TOKENIZERS:
-        key_parts["end_tokens"] = tokenizers.END_TOKENS
+        key_parts["end_tokens"] = END_TOKENS
     key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
     corpus = _read(folder)
@@ -191,7 +183,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
             else:
                 yield document, ""
 
-    tokenizer = pretrained or tokenizers.fit(config.tokenizer, (train for train, _ in split()), config.vocab_size)
+    tokenizer = pretrained or fit_tokenizer(config.tokenizer, (train for train, _ in split()), config.vocab_size)
     # Both parts are cut in the proportion of their characters, so that a limit leaves the validation share as it is.
     max_tokens: dict[str, int] | None = None
     if config.max_tokens is not None:
@@ -284,7 +276,7 @@ def _read(folder: Path) -> Corpus | None:
         # A damaged file would train other numbers under the same key, so that all bytes are read.
         if any(_sha256(folder / name) != meta["files"][part] for part, name in FILES.items()):
             return None
-        tokenizer = tokenizers.from_state(meta["tokenizer"])
+        tokenizer = from_state(meta["tokenizer"])
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         return None

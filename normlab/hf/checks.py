@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from normlab.base.errors import warn
-from normlab.data.tokenizers import pretrained_tokenizer
+from normlab.data.tokenizer_sources import pretrained_tokenizer
 from normlab.hf.folder import ModelFolder
 from normlab.verify.check import Check
 from normlab.verify.selection import all_checks_of_run

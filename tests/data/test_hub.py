@@ -33,7 +33,7 @@ from normlab.config.compose import compose_run
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
 from normlab.data.documents import Row, TextCounts
-from normlab.data.tokenizers import train_bpe
+from normlab.data.tokenizer_sources import train_bpe
 from support.hub_server import COMMIT, Hub, Repositories
 
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]

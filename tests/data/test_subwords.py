@@ -19,7 +19,8 @@ from normlab.catalogue.corpora import MAX_VOCAB_SIZE, FilesData
 from normlab.data import tokenizer_limits
 from normlab.data import tokenizers as module
 from normlab.data.corpus import open_corpus
-from normlab.data.tokenizers import SubwordTokenizer, pieces, pretrained_tokenizer, train_bpe
+from normlab.data.tokenizer_sources import pretrained_tokenizer, train_bpe
+from normlab.data.tokenizers import SubwordTokenizer, pieces
 
 CODE = Path(__file__).read_text() * 3
 ANYTHING = "".join(chr(c) for c in random.Random(0).choices([*range(0xD800), *range(0xE000, 0x110000)], k=20000))
@@ -47,7 +48,7 @@ def test_bpe_encodes_as_tokenizers_does() -> None:
 
 def test_bpe_is_deterministic_across_processes() -> None:
     code = (
-        "from pathlib import Path; from normlab.data.tokenizers import train_bpe\n"
+        "from pathlib import Path; from normlab.data.tokenizer_sources import train_bpe\n"
         f"print(train_bpe([Path({__file__!r}).read_text() * 3], 600).definition)"
     )
     here = train_bpe([CODE], 600).definition

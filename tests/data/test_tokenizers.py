@@ -7,6 +7,7 @@ import pytest
 from normlab.base.errors import DataError
 from normlab.catalogue.corpora import TOKENIZERS
 from normlab.data import tokenizers
+from normlab.data.tokenizer_sources import fit_tokenizer
 from normlab.data.tokenizers import BytesTokenizer, token_dtype
 
 SAMPLES = [
@@ -42,7 +43,7 @@ def test_bytes_encode_arguments_that_are_not_utf8() -> None:
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
-    tokenizer = tokenizers.fit("chars", ["hello", text, "w\U0010ffff"])
+    tokenizer = fit_tokenizer("chars", ["hello", text, "w\U0010ffff"])
     alphabet = sorted(set("hellow\U0010ffff" + text))
     assert tokenizer.vocab_size == len(alphabet) + 2
     assert tokenizer.encode(text).tolist() == [alphabet.index(c) for c in text]
@@ -50,7 +51,7 @@ def test_chars_are_positions_in_the_sorted_alphabet(text: str) -> None:
 
 
 def test_characters_outside_the_alphabet_are_unknown() -> None:
-    tokenizer = tokenizers.fit("chars", ["cab"])
+    tokenizer = fit_tokenizer("chars", ["cab"])
     assert tokenizer.encode("a?d\U0001f600b\udcffc").tolist() == [0, 4, 4, 4, 1, 4, 2]
     assert tokenizer.decode([0, 3, 4, 2]) == "a\n\ufffdc"
     assert tokenizer.end_of_document == 3
@@ -59,7 +60,7 @@ def test_characters_outside_the_alphabet_are_unknown() -> None:
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
 def test_state_survives_json(name: str) -> None:
     text = "the \u00e9 \U0001f600\n"
-    tokenizer = tokenizers.fit(name, [text])
+    tokenizer = fit_tokenizer(name, [text])
     again = tokenizers.from_state(json.loads(json.dumps(tokenizer.state())))
     assert type(again) is type(tokenizer)
     assert again.name == name
@@ -70,7 +71,7 @@ def test_state_survives_json(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
 def test_encode_batch_equals_encode_of_each_text(name: str) -> None:
-    tokenizer = tokenizers.fit(name, SAMPLES)
+    tokenizer = fit_tokenizer(name, SAMPLES)
     for text, tokens in zip(SAMPLES, tokenizer.encode_batch(SAMPLES), strict=True):
         assert tokens.dtype == token_dtype(tokenizer.vocab_size)
         np.testing.assert_array_equal(tokens, tokenizer.encode(text))

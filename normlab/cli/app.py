@@ -90,10 +90,18 @@ def warn_of_replaced(overrides: Sequence[str]) -> None:
 
     This is no error, because a script may append the user's arguments to its own overrides, as scripts/demo does.
     """
-    from normlab.config.replaced import replaced_overrides
+    from normlab.config.arms import PREFIX
 
-    for text, last in replaced_overrides(overrides):
-        warn(f"{text}: has no effect, because {last} comes later; leave {text} out")
+    typed: dict[str, list[str]] = {}
+    for override in overrides:
+        if override.startswith(PREFIX):
+            continue  # two lists of arms are an error
+        option = override.lstrip("+").partition("=")[0]
+        typed.setdefault(option, []).append(override)
+    for *earlier, last in typed.values():
+        for text in dict.fromkeys(earlier):
+            if text != last:
+                warn(f"{text}: has no effect, because {last} comes later; leave {text} out")
 
 
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Closed-form laws of signal propagation at initialisation, with their sources' init rules.
+"""Checks of initial values: laws of signal propagation in papers, and the standard deviations of init rules.
 
-That init rule may differ from the placement's own.
+A law has a closed form, and holds with its source's init rule, which may differ from the placement's own.
 
 The models are small: layer norm without gain and bias, no biases, untied embeddings. Profiles are means over a few
 seeds, because a gradient differs between seeds by up to a factor of three.
@@ -20,6 +20,7 @@ from normlab.catalogue.corpora import StdlibData
 from normlab.catalogue.norms.base import NORMS
 from normlab.catalogue.optimizers.options import AdamW
 from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.init_rules import standard_deviations
 from normlab.config.model import ModelConfig
 from normlab.config.schema import RunConfig
 from normlab.config.train import TrainConfig
@@ -27,11 +28,14 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed, initialise
 from normlab.model.instrument import Selection
 from normlab.model.runner import SingleRun
-from normlab.verify.check import Check
+from normlab.model.small import VOCAB
+from normlab.verify.check import Check, check_no_problems
 
 SEEDS = 6
 WIDTH, CONTEXT, BATCH = 64, 32, 4
 VOCAB_SIZE = 512
+RULE_SIZES = ((2, 16), (7, 24))
+"""Depths and widths of the models whose standard deviations are checked."""
 
 
 class Profile(NamedTuple):
@@ -160,3 +164,13 @@ def profile(placement: str, init: str, depth: int) -> Profile:
         profiles.append(measure(dataclasses.replace(config, seed=seed), model))
     _, *measured = zip(*profiles, strict=True)
     return Profile(depth, *map(fmean, measured))
+
+
+def rule_checks(rule: str) -> Iterator[Check]:
+    """Check that a rule gives a finite number, 0 or more, for each matrix of models of two sizes."""
+    stds: list[float] = []
+    for depth, width in RULE_SIZES:
+        stds += standard_deviations(rule, depth=depth, width=width, mlp_width=3 * width, vocab_size=VOCAB)
+    wrong = [std for std in stds if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0)]
+    problems = [f"expected a finite number, 0 or more, found {std!r}" for std in wrong[:1]]
+    yield check_no_problems(f"init {rule}", "gives each matrix a standard deviation", problems, f"{len(stds)} numbers")

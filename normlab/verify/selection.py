@@ -25,8 +25,7 @@ from normlab.training.machine import resolve
 from normlab.verify import placements
 from normlab.verify.check import Check
 from normlab.verify.compiled import compiled_check, graphs_check
-from normlab.verify.init_laws import law_checks
-from normlab.verify.init_rules import rule_checks
+from normlab.verify.init_laws import law_checks, rule_checks
 from normlab.verify.norm_contract import contract_checks, options_have_effect
 from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
 from normlab.verify.signed_error import signed_error_check

@@ -54,7 +54,7 @@ def design_of(overrides: Sequence[str]) -> SweepDesign:
         ConfigError: As `read_arms`.
     """
     by_arm, shared = read_arms(overrides)
-    arms = {name: _options_set_by(own) for name, own in by_arm.items() if name}
+    arms = {name: _options_set_by(texts) for name, texts in by_arm.items() if name}
     return SweepDesign(_options_set_by(shared), arms)
 
 

@@ -74,8 +74,12 @@ def register(plugins: Sequence[str] = ()) -> None:
     load_norms()
     load_placements()
     load_plugins(plugins)
-    nodes = {(group, name): node for group, known in GROUPS.items() for name, node in known.items()}
-    for (group, name), node in {**nodes, (None, SCHEMA): RunConfig}.items():
+    nodes: dict[tuple[str | None, str], Any] = {}
+    for group, known in GROUPS.items():
+        for name, node in known.items():
+            nodes[group, name] = node
+    nodes[None, SCHEMA] = RunConfig
+    for (group, name), node in nodes.items():
         # Storing a node takes time: storing all of them again would take a third of a composition.
         if _registered.get((group, name)) is not node:
             ConfigStore.instance().store(group=group, name=name, node=node)

@@ -53,9 +53,10 @@ class ConfigFolders:
 
     def class_of(self, group: str, name: str) -> Any:
         """Return the class of the options of a choice, or None: that with which the defaults lists of presets begin."""
-        seen: set[str] = set()
-        while name not in GROUPS.get(group, ()) and name not in seen:
-            seen.add(name)
+        visited: set[str] = set()
+        # Two presets of a user may name each other in their defaults lists.
+        while name not in GROUPS.get(group, ()) and name not in visited:
+            visited.add(name)
             defaults = self.content(group, name).get("defaults")
             if not isinstance(defaults, list) or not defaults or not isinstance(defaults[0], str):
                 return None

@@ -63,8 +63,10 @@ def malformed(typed: str) -> ConfigError:
 
 def no_such_choice(group: str, name: str, choices: Collection[str] | None = None) -> ConfigError:
     """Return the error for a name that a config group does not have; `choices` has its names, if they are known."""
-    if group == "data" and (action := corpus_hint(name)):
-        return ConfigError(f"data={name}: names no corpus; {action}, or choose one of {', '.join(sorted(DATA))}")
+    if group == "data":
+        action = corpus_hint(name)
+        if action:
+            return ConfigError(f"data={name}: names no corpus; {action}, or choose one of {', '.join(sorted(DATA))}")
     if choices is None:
         choices = {*GROUPS.get(group, ()), *(path.stem for path in (config_dir() / group).glob("*.yaml"))}
     elsewhere = OTHER_NAMES if group in ("norm", "placement") else None
@@ -107,11 +109,13 @@ def wrong_value(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
         needed = f"{option} {needed}"
     if text.lower() in NOTHING and "None" in kind:
         return ConfigError(f"{typed} (did you mean 'null'?): {needed}")
-    if "list[" in kind and (nearest := empty_list_hint(text)):
-        return ConfigError(f"{typed}{nearest}: {needed}")
-    if "list[" in kind and re.fullmatch(r"[\w.-]+", text):
-        return ConfigError(f"{typed}: {needed}; write {option}=[{text}]")
-    if text.startswith("[") and text.endswith("]") and "list[" not in kind:
+    if "list[" in kind:
+        nearest = empty_list_hint(text)
+        if nearest:
+            return ConfigError(f"{typed}{nearest}: {needed}")
+        if re.fullmatch(r"[\w.-]+", text):
+            return ConfigError(f"{typed}: {needed}; write {option}=[{text}]")
+    elif text.startswith("[") and text.endswith("]"):
         return ConfigError(f"{typed}: {needed}; {without_brackets(option, text)}")
     return ConfigError(f"{typed}: {needed}")
 

@@ -95,7 +95,9 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     The last option varies fastest, and the arm slowest.
     """
     by_arm, shared = arms.read_arms(overrides)
-    keys_by_arm = [{read(text).get_key_element() for text in texts} for texts in by_arm.values()]
+    keys_by_arm: list[set[str]] = []
+    for texts in by_arm.values():
+        keys_by_arm.append({read(text).get_key_element() for text in texts})
     for override in map(read, shared):
         if override.is_sweep_override() and all(override.get_key_element() in keys for keys in keys_by_arm):
             raise ConfigError(f"{override.input_line}: every arm sets this option too; leave one of them out")
@@ -106,7 +108,9 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
             count += 1
             if count > MOST_RUNS:
                 raise ConfigError(f"arm={name}: the arms make a grid of more than {MOST_RUNS} runs; sweep fewer")
-            yield job, [f"{arms.PREFIX}{name}", *varied] if name else varied
+            if name:
+                varied = [f"{arms.PREFIX}{name}", *varied]
+            yield job, varied
 
 
 def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
@@ -145,7 +149,8 @@ def _typed_values(override: Override) -> list[str]:
     Return [] for another function, which may change their order, and for values that hold commas.
     """
     values, typed = override.value(), override.get_value_string()
-    if choice := re.fullmatch(r"choice\((.*)\)", typed):
+    choice = re.fullmatch(r"choice\((.*)\)", typed)
+    if choice:
         typed = choice[1]
     texts = typed.split(",")
     if isinstance(values, ChoiceSweep) and "(" not in typed and len(texts) == len(values.list):

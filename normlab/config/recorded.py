@@ -113,6 +113,7 @@ def _convert(tree: Mapping[str, Any], kind: type[T], group: str = "config") -> T
         options = msgspec.convert(tree, kind)
     except ValueError as error:
         raise ConfigError(f"{group}: {error}") from error
+    # msgspec ignores the options that the class does not have.
     extra = tree.keys() - {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     if extra:
         raise ConfigError(f"{group} has no option {', '.join(sorted(extra))}")

@@ -303,8 +303,10 @@ class RunConfig:
     @property
     def _inner_sites(self) -> set[str]:
         """The sites of the placement's norms inside the sub-layers of any block."""
-        depth = self.model.depth
-        return {site for layer in range(depth) for site in self.placement.inner_sites(layer, depth)}
+        sites: set[str] = set()
+        for layer in range(self.model.depth):
+            sites.update(self.placement.inner_sites(layer, self.model.depth))
+        return sites
 
     def _norm_widths(self) -> set[int]:
         model, widths, inner = self.model, {self.model.width}, self._inner_sites

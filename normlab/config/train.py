@@ -28,6 +28,7 @@ class TrainConfig:
     checkpoint_every: int = option(
         200, "Steps between two checkpoints; 0 for a final one only.", at_least=0, at_most=10**9, identity=False
     )
+    # OmegaConf has no type for a list or a text.
     keep: Any = option(
         [], "Updates after which the weights are kept: a list, or log for 0, 1, 2, 4, 8, ...", identity=False
     )

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from normlab.base.errors import DataError
@@ -55,13 +56,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Sub
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    # The end of a document is one of the tokens, and the file does not have it. The alphabet is sorted because the
+    # library returns it in another order in each process.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
         min_frequency=2,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    sample = (piece for text in first_characters(texts, BPE_CHARACTERS) for piece in pieces(text))
+    sample = chain.from_iterable(pieces(text) for text in first_characters(texts, BPE_CHARACTERS))
     tokenizer.train_from_iterator(sample, trainer)
     return SubwordTokenizer("bpe", tokenizer.to_str())
 

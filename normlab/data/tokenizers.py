@@ -175,11 +175,11 @@ class SubwordTokenizer:
     @classmethod
     def pretrained(cls, name: str, definition: str) -> "SubwordTokenizer":
         """Return the tokenizer with the first of `END_TOKENS` that is one of its special tokens; errors as above."""
-        made = cls(name, definition)
-        special = {token.content for token in made._tokenizer.get_added_tokens_decoder().values() if token.special}
+        tokenizer = cls(name, definition)
+        special = {token.content for token in tokenizer._tokenizer.get_added_tokens_decoder().values() if token.special}
         end_token = next((token for token in END_TOKENS if token in special), None)
         if end_token is None:
-            return made
+            return tokenizer
         return cls(name, definition, end_token)
 
     def encode(self, text: str) -> np.ndarray:

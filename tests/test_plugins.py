@@ -15,9 +15,9 @@ from normlab.config.compose import compose_run, compose_sweep
 from normlab.data.corpus import open_corpus
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import make_plan
+from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import resolve
 from normlab.training.start import train
-from normlab.training.training_run import describe
 from normlab.verify.runs import verify_runs
 from normlab.verify.selection import groups_of_norm
 from support.plugins import NORM
@@ -54,7 +54,7 @@ def run_id(overrides: list[str]) -> Callable[..., str]:
 
     def of(*more: str) -> str:
         config = compose_run([*overrides, *more])
-        return describe(config, resolve(config), open_corpus(config.data))["run_id"]
+        return run_id_of(config, identity(config, resolve(config), open_corpus(config.data)))
 
     return of
 

@@ -18,10 +18,10 @@ from normlab.base.parsing import from_json, key_of
 from normlab.base.plugins import load_plugins
 from normlab.catalogue import entries as catalogue
 from normlab.catalogue.corpora import DATA, HubData
-from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.norms.base import NORMS, NormConfig
 from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.optimizers.options import OPTIMIZERS
-from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.base import PLACEMENTS, Placement
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config.model import ModelConfig
 from normlab.config.schema import RunConfig
@@ -39,15 +39,17 @@ _KINDS = {
 def parse_config(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record, for readers.
 
-    The norm and the placement are of their base classes and lack the options of their own, because their classes may be
-    a plugin's. An option that a later version added has its default. Configs share their equal groups: copy a
-    config before you change it.
+    The norm and the placement are of their base classes, because their own may be a plugin's; the options of their own
+    are attributes that nothing has checked. An option that a later version added has its default. Configs share their
+    equal groups: copy a config before you change it.
 
     Raises:
         ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one
             outside its limits.
     """
     config = _convert(tree, RunConfig)
+    config.norm = _recorded_part(tree["norm"], _RecordedNorm)
+    config.placement = _recorded_part(tree["placement"], _RecordedPlacement)
     if config.optim.name not in OPTIMIZERS:
         raise ConfigError(unknown("optim", config.optim.name, OPTIMIZERS))
     kinds: dict[str, type[Any]] = {
@@ -60,6 +62,24 @@ def parse_config(tree: Mapping[str, Any]) -> RunConfig:
         setattr(config, group, _parse_group(group, kind, key_of(tree.get(group, {}))))
     check(config, checked=kinds)
     return config
+
+
+class _RecordedNorm(NormConfig):
+    """A norm in a record. Other than its base class it has a `__dict__`, which holds the options of its own."""
+
+
+class _RecordedPlacement(Placement):
+    """A placement in a record, likewise."""
+
+
+def _recorded_part(tree: Mapping[str, Any], kind: type[T]) -> T:
+    """Return a norm or a placement in a record, with the options of its own as attributes."""
+    part = msgspec.convert(tree, kind)
+    for name, value in tree.items():
+        # The record may be a stranger's, and must not replace a method.
+        if not hasattr(part, name):
+            setattr(part, name, value)
+    return part
 
 
 def config_from_record(tree: Mapping[str, Any]) -> RunConfig:

@@ -34,8 +34,9 @@ from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.changed_plugins import changed_plugins
+from normlab.training.identity import versions
 from normlab.training.machine import resolve_device
-from normlab.training.training_run import FRESH, PLUGINS, versions
+from normlab.training.training_run import FRESH, PLUGINS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,7 +1,7 @@
 """The record of a run, typed: `RunRecord`. Readers use its attributes, `record.config.model.depth`, and never its JSON.
 
-run.json and status.json parse completely, into the dataclasses below and those that composed the config, or the run is
-damaged: it is then only a `RunEntry` with the reason.
+run.json and status.json parse completely, into the types of `run_json.py` and `status.py` and those that composed the
+config, or the run is damaged: it is then only a `RunEntry` with the reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from normlab.base.parsing import from_json, key_of
 from normlab.config.arms import NO_DESIGN, SweepDesign
 from normlab.config.recorded import parse_config
 from normlab.config.schema import RunConfig
-from normlab.store.files import io_error, is_file_name
+from normlab.store.files import io_error
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References
-from normlab.store.reading import RESTORES_STATUS, Count, damaged
+from normlab.store.reading import RESTORES_STATUS, damaged
+from normlab.store.run_json import Baselines, Corpus, Identity, Machine, NormFacts, Run, TextRead
 from normlab.store.runs import RunFolder
-from normlab.store.status import YEAR_10000, RecordedPack, Status
+from normlab.store.status import RecordedPack, Status
 from normlab.store.throughput import Compute
 
 UNFINISHED = "unfinished"
@@ -66,129 +67,6 @@ def flatten_groups(tree: Mapping[str, Any]) -> dict[str, Setting]:
 @lru_cache(maxsize=4096)  # the configs of a sweep's runs have few different groups
 def _flatten_group(group: str, content: bytes) -> dict[str, Setting]:
     return flatten(from_json(content), f"{group}.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the machine decided, and the values of the options that were `auto`; None in a plan, where not known yet."""
-
-    device: str | None
-    device_name: str | None
-    devices: Count
-    precision: str
-    compile: str
-    graph: str
-    """Whether steps were replayed as CUDA graphs."""
-    deterministic: bool
-    init: str
-    decayed: str | None
-    """The parameters with weight decay."""
-    threads: Count | None
-    instructions: str | None
-    attention: str | None
-    """The backend of attention: eager, or the name of torch's, such as flash_attention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baselines:
-    """Losses of models that know no context, in nats/token."""
-
-    uniform: float
-    unigram: float
-    bigram: float
-
-    def __post_init__(self) -> None:
-        # Levels and outcomes compare losses with these, and a comparison with NaN is always false.
-        if not all(map(math.isfinite, (self.uniform, self.unigram, self.bigram))):
-            raise ValueError(f"{self} is not finite")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRead:
-    """Sums over the files of a corpus, or over the rows of its dataset."""
-
-    rows: Count
-    """Files or rows read: each became a document, was left out (counted below), or was joined with others to an
-    article."""
-    documents: Count
-    empty: Count
-    """Texts of no characters, which were left out."""
-    null: Count
-    """Rows without a text, which were left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    name: str
-    sha256: str
-    tokenizer: str
-    vocab_size: Count
-    read: TextRead
-    baselines: Baselines
-    tokenizer_sha256: str = ""
-    """SHA-256 of the run's tokenizer.json; empty in a plan."""
-    changed_share: float | None = None
-    """Share of the characters of a sample of the text that the tokenizer changes; None in older records."""
-
-    def references(self, initial_loss: float | None = None) -> References:
-        """Return the reference losses of a run, given its validation loss before the first update."""
-        return References(self.baselines.uniform, self.baselines.unigram, self.baselines.bigram, initial_loss)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Git:
-    """The checkout that the run was started from."""
-
-    commit: str
-    diff: str
-    """SHA-256 of the uncommitted changes; empty without any."""
-
-    @property
-    def label(self) -> str:
-        """The beginnings of the commit and of the hash of its changes, as text."""
-        if not self.diff:
-            return self.commit[:10]
-        return f"{self.commit[:10]} with changes {self.diff[:10]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What the run id hashes."""
-
-    config: dict[str, Any]
-    """The options that the numbers depend on."""
-    versions: dict[str, Any]
-    """Versions of the norm, the placement, the init rule and the optimiser."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The content of run.json."""
-
-    run_id: str
-    name: str
-    config: dict[str, Any]
-    resolved: Machine
-    corpus: Corpus
-    identity: Identity
-    versions: dict[str, str]
-    """Versions of normlab, Python and the libraries."""
-    git: Git | None
-    """None where normlab was not run from a checkout."""
-    fingerprint: str
-    """Hash of what the block computes."""
-    flops_per_token: float
-    """Of the forward and the backward pass."""
-    created: float
-    """Unix time, seconds."""
-    pack: RecordedPack = RecordedPack()
-
-    def __post_init__(self) -> None:
-        # The record may be a stranger's: its id becomes the name of a folder, and its times become dates.
-        if not is_file_name(self.run_id):
-            raise ValueError(f"{self.run_id!r:.40} is not a run id")
-        if not (math.isfinite(self.flops_per_token) and 0 <= self.created < YEAR_10000):
-            raise ValueError("a number is not finite, or no time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +125,21 @@ class RunRecord(RunEntry):
             config=config.recorded(),
             resolved=machine,
             corpus=Corpus(name="", sha256="", tokenizer="", vocab_size=0, read=nothing, baselines=baselines),
-            identity=Identity(config=config.identity(), versions={"norm": 1, "placement": 1, "optim": 1}),
+            identity=Identity(
+                config=config.identity(),
+                corpus="",
+                device=machine.device,
+                precision=machine.precision,
+                compile=machine.compile,
+                versions={"norm": 1, "placement": 1, "optim": 1},
+            ),
+            flops_per_token=0.0,
+            norm=NormFacts(formula="", causal=True, batch_statistics=False),
             versions={"torch": ""},
             git=None,
-            fingerprint="",
-            flops_per_token=0.0,
             created=0.0,
             pack=pack,
+            fingerprint="",
         )
         parsed = parse_config(run.config)
         return cls(folder, RUNNING, options=flatten(run.config), run=run, config=parsed, status=Status(RUNNING))

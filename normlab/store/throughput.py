@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 # TFLOP/s without sparsity, as (fp32, bf16). fp32 is that of the CUDA cores, without TF32; bf16 is that of the tensor
 # cores with sums in float32. Datasheets that print bf16 with 2:4 sparsity print twice this number. On each of these
@@ -60,13 +59,6 @@ class Compute:
         if peak is not None:
             peak *= devices
         return cls(flops_per_token, peak, runs)
-
-    @classmethod
-    def parse(cls, run: Mapping[str, Any]) -> Compute:
-        machine, pack = run["resolved"], run.get("pack", {"runs": [run]})
-        return cls.of(
-            run["flops_per_token"], machine["device_name"], machine["precision"], machine["devices"], len(pack["runs"])
-        )
 
     def flops(self, tokens: float | None) -> float | None:
         """Return the model FLOPs of training on these tokens; for a speed in tok/s the FLOP/s of this run alone."""

@@ -15,7 +15,8 @@ from normlab.base.errors import ConfigError, StoreError
 from normlab.base.parsing import canonical_hash
 from normlab.config.schema import RunConfig
 from normlab.store.plans import has_plan, study_note, study_of, sweep_folder
-from normlab.store.record import Machine, RunRecord
+from normlab.store.record import RunRecord
+from normlab.store.run_json import Machine
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.studies.base import LOOKS, SETTINGS, Claim, Grid, Study

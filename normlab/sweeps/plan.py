@@ -6,9 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
 
 from normlab.base.errors import ConfigError, counted
@@ -22,13 +20,14 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
-from normlab.store.status import RecordedPack
 from normlab.sweeps.equal_functions import equal_functions, other_init_rules
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.sweeps.stored_plan import all_completed, is_completed, reconcile
 from normlab.system.cgroup import allowed_cores
 from normlab.training.changed_plugins import change_warnings, check_same_code
+from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
@@ -39,7 +38,6 @@ from normlab.training.machine import (
     resolve_device,
 )
 from normlab.training.start_from import check_start, resolve_start
-from normlab.training.training_run import identity, run_id_of
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -169,7 +167,7 @@ def _resolve_runs(
 ) -> tuple[list[ResolvedRun], list[str]]:
     """Return the different runs, and the warnings about them; `gpu` has the least memory."""
     corpora, warnings, runs = dict[str, Corpus](), dict[str, None](), dict[str, ResolvedRun]()
-    new: list[tuple[RunConfig, dict[str, Any]]] = []
+    new: list[tuple[RunConfig, Identity]] = []
     """The config and the identity of each run that has not started."""
     for number, (overrides, unresolved) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {counted(len(composed), 'run')}")
@@ -334,7 +332,7 @@ def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
 def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
     if not run.exists() or is_completed(run):
         return
-    pack = msgspec.convert(run.run().get("pack", {}), RecordedPack)
+    pack = run.run(Run).pack
     if len(pack.runs) > 1 and pack.sweep != name:
         raise ConfigError(
             f"run {run.run_id}: is not completed, and trains in a pack of {len(pack.runs)} runs of sweep "

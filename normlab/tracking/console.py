@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-import msgspec
-
 from normlab.base.errors import counted, printable
 from normlab.catalogue.corpora import DATA, HubData
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
-from normlab.store.record import Corpus
+from normlab.store.run_json import Corpus, Run
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
 
@@ -47,12 +45,12 @@ class Console:
         self._pace_start: tuple[int, float] | None = None
         """Step and time at the first training rows: the time to compile and to read data is not in the time left."""
 
-    def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Print the header of a run with this run.json; `first_step` is the step from which it resumes, or 0."""
-        self._step, self._steps = first_step, run["config"]["train"]["steps"]
-        self._evals_every = run["config"]["eval"]["every"]
-        self._corpus, self._compute = msgspec.convert(run["corpus"], Corpus), Compute.parse(run)
-        for label, text in _header(run, self._corpus, first_step):
+    def start(self, run: Run, first_step: int) -> None:
+        """Print the header of a run; `first_step` is the step from which it resumes, or 0."""
+        self._step, self._steps = first_step, run.config["train"]["steps"]
+        self._evals_every = run.config["eval"]["every"]
+        self._corpus, self._compute = run.corpus, run.compute
+        for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -185,21 +183,23 @@ _FORMS: dict[str, Callable[[float], str]] = {
 """The numbers of a line; a narrow terminal cuts the last ones off."""
 
 
-def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator[tuple[str, str]]:
+def _header(run: Run, first_step: int) -> Iterator[tuple[str, str]]:
     """Yield the lines of the header, each with its label."""
-    config, resolved, read = run["config"], run["resolved"], corpus.read
-    norm, model = config["norm"], config["model"]
-    title = run["run_id"]
-    if run["name"] != run["run_id"]:
-        title += f" ({run['name']})"
+    machine, corpus = run.resolved, run.corpus
+    norm, model, placement = (run.config[group] for group in ("norm", "model", "placement"))
+    title = run.run_id
+    if run.name != run.run_id:
+        title += f" ({run.name})"
     yield "run", title
-    yield "norm", f"{norm['preset'] or norm['name']}, placement {config['placement']['name']}"
-    device = f"{resolved['device']} {resolved['precision']}"
-    if resolved["devices"] > 1:
-        device = f"{resolved['devices']} x {device}"
+    yield "norm", f"{norm['preset'] or norm['name']}, placement {placement['name']}"
+    device = f"{machine.device} {machine.precision}"
+    if machine.devices > 1:
+        device = f"{machine.devices} x {device}"
     yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
-    baselines = ", ".join(f"{kind} {run['corpus']['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
+    losses = corpus.baselines
+    baselines = f"uniform {losses.uniform:.4f}, unigram {losses.unigram:.4f}, bigram {losses.bigram:.4f}"
     yield "corpus", f"{corpus.name}: {baselines} nats/token"
+    read = corpus.read
     # The text of the standard library is always the same, so only a user's text is described.
     if DATA.get(corpus.name, HubData).counts_documents and read.documents:
         text = counted(read.documents, "document", ",")

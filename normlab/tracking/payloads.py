@@ -22,6 +22,7 @@ from normlab.store.format import COMPLETED_STATES
 from normlab.store.outcome import final_losses
 from normlab.store.plans import Plan
 from normlab.store.record import RunRecord
+from normlab.store.run_json import Run
 from normlab.store.runs import RunFolder
 from normlab.store.throughput import Compute
 
@@ -53,10 +54,10 @@ class StepReader:
     """
 
     def __init__(self, folder: RunFolder, first: int) -> None:
-        run = folder.run()
+        run = folder.run(Run)
         self._record = AddedRecord(folder)
-        self._compute = Compute.parse(run)
-        self._tokens = run["config"]["train"]["batch_size"] * run["config"]["model"]["context"]
+        self._compute = run.compute
+        self._tokens = run.config["train"]["batch_size"] * run.config["model"]["context"]
         self._first = first
         self._complete = 0
         """The first step that is not complete while the run trains."""

@@ -36,7 +36,7 @@ from normlab.training.writer import Writer
 
 
 def build_parts(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> Parts:
-    """Return the parts of the loop of a single run, or of the runs of a pack; add the parameters to their run.json.
+    """Return the parts of the loop of a run, or of those of a pack, and give each run its table of parameters.
 
     Raises:
         DataError: The corpus is too short.
@@ -113,7 +113,7 @@ def _models(runs: Sequence[TrainingRun], settings: RuntimeSettings, vocab_size: 
     for run in runs:
         model = build_model(run.config, vocab_size)
         # Before the weights of a folder are copied: the table shows what the init rule gives.
-        run.new_run_json["parameters"] = [row.cells for row in parameter_rows(run.config, model)]
+        run.parameters = parameter_rows(run.config, model)
         for name, values in run.weights.items():
             model.get_parameter(name).data.copy_(values)
         models.append(model.to(settings.torch_device))

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,9 @@ from normlab.base.errors import ConfigError, StoreError
 from normlab.base.parsing import canonical_hash
 from normlab.config.schema import RunConfig
 from normlab.store.plans import Plan, PlannedRun, run_of
+from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
-from normlab.training.training_run import plugins_of, run_id_of, versions
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """The part of run.json with the run's options, the versions of its code, and its start time."""
-
-    run_id: str
-    identity: dict[str, Any]
-    created: float
+from normlab.training.identity import plugins_of, run_id_of, versions
 
 
 def changed_plugins(config: RunConfig, recorded: Mapping[str, Any]) -> list[str]:
@@ -33,7 +25,7 @@ def changed_plugins(config: RunConfig, recorded: Mapping[str, Any]) -> list[str]
     return list(files)
 
 
-def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Path) -> list[str]:
+def change_warnings(new: Iterable[tuple[RunConfig, Identity]], runs: Path) -> list[str]:
     """Return a line for each plugin of some new runs that has changed since the same options were trained.
 
     Args:
@@ -41,18 +33,18 @@ def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Pa
         runs: The folder of all runs.
     """
     earlier: dict[str, list[str]] = {}
-    recorded: dict[str, dict[str, _Started]] = {}
+    recorded: dict[str, dict[str, Run]] = {}
     for config, identity in new:
         if not plugins_of(config):
             continue
         # The ids of the runs with this norm, placement and sizes begin alike.
-        prefix = run_id_of(config, dict(identity)).rpartition("-")[0]
+        prefix = run_id_of(config, identity).rpartition("-")[0]
         if prefix not in recorded:
             recorded[prefix] = dict(_newest_by_options(runs, prefix))
         started_run = recorded[prefix].get(_options_key(identity))
         if started_run is None:
             continue
-        for file in changed_plugins(config, started_run.identity["versions"]):
+        for file in changed_plugins(config, started_run.identity.versions):
             earlier.setdefault(file, []).append(run_id_of(config, started_run.identity))
     lines = []
     for file, ids in earlier.items():
@@ -69,7 +61,7 @@ def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Pa
 def reason_of_other_id(config: RunConfig, planned: Path) -> str:
     """Return why a config makes another run id than that of the folder for which it was planned."""
     with contextlib.suppress(StoreError):  # it has not started
-        files = changed_plugins(config, RunFolder(planned).run(_Started).identity["versions"])
+        files = changed_plugins(config, RunFolder(planned).run(Run).identity.versions)
         if files:
             return f"{' and '.join(files)} has changed"
     return "a plugin, the corpus, the device or normlab has changed"
@@ -99,17 +91,17 @@ def check_same_code(stored: Plan, new: Iterable[tuple[PlannedRun, RunConfig]], f
             )
 
 
-def _newest_by_options(runs: Path, prefix: str) -> Iterator[tuple[str, _Started]]:
+def _newest_by_options(runs: Path, prefix: str) -> Iterator[tuple[str, Run]]:
     """Yield the readable runs with a beginning of their ids, oldest first, by their options."""
-    started: list[_Started] = []
+    started: list[Run] = []
     for folder in map(RunFolder, runs.glob(f"{prefix}-*")):
         with contextlib.suppress(StoreError):  # a damaged record is no run to resume
-            started.append(folder.run(_Started))
+            started.append(folder.run(Run))
     for run in sorted(started, key=lambda run: run.created):
         yield _options_key(run.identity), run
 
 
-def _options_key(identity: Mapping[str, Any]) -> str:
+def _options_key(identity: Identity) -> str:
     """Return a hash of an identity without the versions of its plugins, which are texts."""
-    kept = {part: version for part, version in identity["versions"].items() if not isinstance(version, str)}
-    return canonical_hash({**identity, "versions": kept})
+    kept = {part: version for part, version in identity.versions.items() if not isinstance(version, str)}
+    return canonical_hash(asdict(identity) | {"versions": kept})

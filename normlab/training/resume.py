@@ -8,20 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import msgspec
 from torch import Tensor
 
 from normlab.base.errors import StoreError, notify, warn
 from normlab.base.options import flatten_options
-from normlab.base.parsing import canonical_hash
 from normlab.config.train import TrackingConfig
 from normlab.data.corpus import Corpus
 from normlab.store.files import make_folder, write_atomic
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUN_FILE, STATUS_FILE, TOKENIZER_FILE, to_json
 from normlab.store.reading import damaged
-from normlab.store.record import Run, RunRecord, Setting, as_setting, flatten
+from normlab.store.record import RunRecord, Setting, as_setting, flatten
+from normlab.store.run_json import Run
 from normlab.store.runs import RunFolder
-from normlab.store.status import RecordedPack, Status
+from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.changed_plugins import change_warnings
 from normlab.training.checkpoint import Checkpoint
@@ -41,19 +40,18 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     Raises:
         StoreError: The record in the folder is damaged, or that of another run.
     """
-    folder, record = run.folder, run.new_run_json
+    folder = run.folder
     if not folder.exists():
         return None
     recorded = RunRecord.load(folder, allow_lost_status=True)
-    # The tree, because an identity is of the class of a norm or of a placement.
-    if canonical_hash(folder.run()["identity"]) != canonical_hash(record["identity"]):
-        raise damaged(folder.path / RUN_FILE, f"it is not the record of run {record['run_id']}")
+    if recorded.run.identity.sha256 != run.identity.sha256:
+        raise damaged(folder.path / RUN_FILE, f"it is not the record of run {folder.run_id}")
     if recorded.state not in COMPLETED_STATES:
         return None
     problem = folder.metrics_problem()
     if problem:
         warn(problem)
-    _warn_of_kept_options(recorded.options, flatten(record["config"]), is_completed=True)
+    _warn_of_kept_options(recorded.options, flatten(run.config.recorded()), is_completed=True)
     return recorded.status
 
 
@@ -77,9 +75,8 @@ def check_pack(run: TrainingRun) -> None:
     """Raise StoreError if a run started in the pack of another sweep, whose runs resume together."""
     if not run.folder.exists():
         return
-    old = msgspec.convert(run.folder.run().get("pack", {}), RecordedPack)
-    new = msgspec.convert(run.new_run_json.get("pack", {}), RecordedPack)
-    if len(old.runs) > 1 and old.sweep != new.sweep:
+    old = run.folder.run(Run).pack
+    if len(old.runs) > 1 and old.sweep != run.pack.sweep:
         raise StoreError(
             f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
             f"start that sweep again to resume it, or {FRESH}"
@@ -102,7 +99,7 @@ def prepare_folder(run: TrainingRun, corpus: Corpus, state: Mapping[str, Tensor]
     folder = run.folder
     if not folder.exists():
         _create(run)
-    run.run_json = folder.run()
+    run.on_record = folder.run(Run)
     write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
     if run.config.train.start_from is None or has_started(folder):
         return
@@ -125,10 +122,10 @@ def _create(run: TrainingRun) -> None:
         make_folder(folder.path / PLUGINS)
         copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(copy, Path(path).expanduser().read_bytes())
-    if "pack" not in run.new_run_json:  # the command of a sweep has warned
-        for line in change_warnings([(run.config, run.new_run_json["identity"])], folder.path.parent):
+    if not run.pack.runs:  # the command of a sweep has warned
+        for line in change_warnings([(run.config, run.identity)], folder.path.parent):
             warn(line)
-    RunFolder.create(folder.path, run.new_run_json)
+    RunFolder.create(folder.path, asdict(run.described))
 
 
 # Resume.
@@ -219,9 +216,8 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
 
 def report_changes(run: TrainingRun) -> None:
     """Warn of what differs from the run's start, and record what changes its bits."""
-    _warn_of_kept_options(flatten(run.run_json["config"]), flatten(run.new_run_json["config"]))
-    old = _environment(msgspec.convert(run.run_json, Run))
-    new = _environment(msgspec.convert(run.new_run_json, Run))
+    _warn_of_kept_options(flatten(run.on_record.config), flatten(run.described.config))
+    old, new = _environment(run.on_record), _environment(run.described)
     differences = [f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]
     if differences:
         text = "; ".join(differences)

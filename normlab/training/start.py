@@ -27,16 +27,16 @@ from normlab.store.format import (
     RUNNING,
     RUNS_FOLDER,
 )
-from normlab.store.record import Corpus as RecordedCorpus
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import evaluations, series
-from normlab.store.status import SpikeCount, Status
+from normlab.store.status import RecordedPack, SpikeCount, Status
 from normlab.system.ranks import Ranks, local_statistics
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.training.build import build_parts
 from normlab.training.changed_plugins import reason_of_other_id
+from normlab.training.identity import describe, identity, run_id_of
 from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import RuntimeSettings, apply, convert_torch_errors, resolve
@@ -51,7 +51,7 @@ from normlab.training.resume import (
 )
 from normlab.training.signals import StopRequest
 from normlab.training.start_from import check_start, read_start, read_weights, resolve_start
-from normlab.training.training_run import TrainingRun, describe
+from normlab.training.training_run import TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def train_replica(config: RunConfig, settings: RuntimeSettings) -> int | None:
 def open_runs(
     configs: Sequence[RunConfig], settings: RuntimeSettings, corpus: Corpus, pack: Mapping[str, Any] | None = None
 ) -> list[TrainingRun]:
-    """Return the runs of these configs, each with its folder and its run.json. Writes nothing.
+    """Return the runs of these configs, each with its identity and its folder. Writes nothing.
 
     Args:
         settings: This machine's settings; only the init rule may differ between the runs of a pack.
@@ -185,11 +185,11 @@ def open_runs(
                     "change, or start the same overrides with another sweep.name=..."
                 )
         for run in runs:
-            run.new_run_json["pack"] = {**(pack or {}), "runs": ids}
+            run.pack = msgspec.convert({**(pack or {}), "runs": ids}, RecordedPack)
     for run in runs:
         if run.config.train.start_from is None or has_started(run.folder):
             continue
-        run.new_run_json["warnings"] += check_start(run.config, run.new_run_json["identity"], corpus.tokenizer)
+        run.warnings += check_start(run.config, run.identity, corpus.tokenizer)
         run.weights = read_weights(run.config, corpus.tokenizer)
         if not run.weights:
             read_start(run.config)  # a damaged checkpoint is an error before the folder exists
@@ -198,15 +198,17 @@ def open_runs(
 
 def _open(config: RunConfig, settings: RuntimeSettings, corpus: Corpus) -> TrainingRun:
     """Return the run of a config; run.fresh=true numbers a new folder."""
-    record = describe(config, replace(settings, init=config.init_rule), corpus)
-    runs, run_id, number = Path(config.results_dir) / RUNS_FOLDER, record["run_id"], 1
+    runs = Path(config.results_dir) / RUNS_FOLDER
+    run_identity = identity(config, settings, corpus)
+    run_id, number = run_id_of(config, run_identity), 1
     folder = RunFolder(runs / run_id)
     # A stopped run of run.fresh=true was started by the same command: resume it.
     while config.run.fresh and folder.path.exists() and not _is_stopped_fresh_run(folder):
         number += 1
         folder = RunFolder(runs / f"{run_id}.{number}")
-    record |= {"run_id": folder.run_id, "name": config.run.name or folder.run_id}
-    return TrainingRun(config, folder, record)
+    run = TrainingRun(config, folder, warnings=[*config.warnings(), *corpus.warnings()])
+    run.identity = run_identity
+    return run
 
 
 def _is_stopped_fresh_run(folder: RunFolder) -> bool:
@@ -244,17 +246,17 @@ def _train_on_devices(run: TrainingRun, pack: Mapping[str, Any] | None, stop: St
 
 
 def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> Loop:
-    """Return the loop of the runs, and complete their run.json; a config that cannot be trained leaves no file."""
+    """Return the loop of the runs, and describe them; a config that cannot be trained leaves no file."""
     notify_of_depth(runs[0].config.model.depth)
     with local_statistics():  # rank 0 computes it alone
         block = fingerprint(runs[0].config)
     for run in runs:
         check_pack(run)
-        run.new_run_json["fingerprint"] = block
     with convert_torch_errors():
         parts = build_parts(runs, settings, corpus)
     for run in runs:
-        run.new_run_json["resolved"]["decayed"] = decayed_groups(run.config.optim, parts.groups)
+        decayed = decayed_groups(run.config.optim, parts.groups)
+        run.described = describe(run, settings, corpus, fingerprint=block, decayed=decayed)
     return Loop(runs, settings, parts)
 
 
@@ -285,7 +287,7 @@ def _print_warnings(loop: Loop) -> None:
     """Print each warning of the runs and of this machine once."""
     warnings: list[str] = []
     for run in loop.runs:
-        warnings += run.new_run_json["warnings"]
+        warnings += run.warnings
     resumed = any(run.progress.step for run in loop.runs)
     warnings += loop.settings.warnings(loop.config, resumed=resumed)
     for warning in dict.fromkeys(warnings):
@@ -301,7 +303,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         for run in loop.runs:
             for tracker in run.trackers:
                 # The header and the MFU are of this machine, not of that of the first start.
-                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, run.progress.step)
+                tracker.start(replace(run.on_record, resolved=run.described.resolved), run.progress.step)
         with convert_torch_errors():
             state = loop.run(stop)
             loop.parts.writer.wait()
@@ -358,8 +360,7 @@ def _last_status(loop: Loop, run: TrainingRun, state: str, error: BaseException 
         status = replace(status, error=reason)
     if status.state in COMPLETED_STATES:
         initial_loss = next((row.loss for row in evaluations(run.folder) if row.step == 0), None)
-        references = msgspec.convert(run.run_json["corpus"], RecordedCorpus).references(initial_loss)
-        status = status.completed(references, run.last_finite)
+        status = status.completed(run.on_record.corpus.references(initial_loss), run.last_finite)
     with contextlib.suppress(StoreError):  # the outcome stands without them
         spikes: dict[str, SpikeCount] = {}
         for counted in count_spikes(series(run.folder)):

@@ -11,8 +11,7 @@ knows nothing of such folders: the module `READER` reads them.
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +28,7 @@ from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
 from normlab.store.query import find_runs, is_run, resolve_run
 from normlab.store.reading import first_line, read_bytes, split_first_line
 from normlab.store.record import Setting, flatten
+from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from normlab.training.changed_plugins import changed_plugins
@@ -127,7 +127,7 @@ def _with_start(config: RunConfig, start: str) -> RunConfig:
     return replace(config, train=replace(config.train, start_from=start))
 
 
-def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
+def check_start(config: RunConfig, identity: Identity, tokenizer: Tokenizer) -> list[str]:
     """Check that a new run can start from what its resolved `train.start_from` names, and return the warnings about it.
 
     Raises:
@@ -156,11 +156,11 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
         )
     if step >= config.train.steps:
         raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
-    parent_identity = parent.run()["identity"]
+    parent_identity = parent.run(Run).identity
     ours, theirs = _fixed_settings(identity), _fixed_settings(parent_identity)
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     # A changed plugin first: its version would be among the options that differ.
-    files = changed_plugins(config, parent_identity["versions"])
+    files = changed_plugins(config, parent_identity.versions)
     if files:
         raise ConfigError(f"{option}: {' and '.join(files)} has changed since that run started; undo the change")
     if different:
@@ -225,11 +225,11 @@ def _start(config: RunConfig) -> tuple[RunFolder, int]:
     return RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id), int(step)
 
 
-def _fixed_settings(identity: Mapping[str, Any]) -> dict[str, Setting]:
+def _fixed_settings(identity: Identity) -> dict[str, Setting]:
     """Return the parts of an identity that both runs must share, by option."""
     free = ("config.optim.", "config.train.steps", "config.train.start_from")
     return {
         name.removeprefix("config."): value
-        for name, value in flatten(identity).items()
+        for name, value in flatten(asdict(identity)).items()
         if name == "config.optim.name" or not name.startswith(free)
     }

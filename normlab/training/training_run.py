@@ -1,45 +1,28 @@
-"""A training run: its id, its folder, its trackers and its progress. A loop trains one, or those of a pack.
-
-The identity of a run holds the config fields that can change the numbers, the corpus, the device kind, the precision,
-the compile mode, and the versions of the norm, the placement, the init rule and the optimiser. Its hash is part of the
-run id: the same command on the same machine finds the same folder again, and a norm with a new version starts a new
-run.
+"""A training run: its folder, its trackers and its progress. A loop trains one, or those of a pack.
 
 The loop updates the progress and gives the rows to the trackers; the writer's thread writes the record. What it writes
 is therefore a copy: the loop may be some steps ahead.
 """
 
-import hashlib
 import math
-import platform
-import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
 from normlab.base.errors import StoreError
-from normlab.base.parsing import canonical_hash
-from normlab.base.plugins import plugin_file, version_of
-from normlab.base.version import __version__
-from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.catalogue.statistics.profiles import Profiles
 from normlab.config.schema import RunConfig
-from normlab.data.batches import validation_windows
-from normlab.data.corpus import Corpus
-from normlab.model.flops import flops_per_token
-from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED, to_json
+from normlab.model.groups import ParameterRow
+from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
+from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.console import Console, Row
 from normlab.training import checkpoint
-from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
 
@@ -74,10 +57,18 @@ class TrainingRun:
 
     config: RunConfig
     folder: RunFolder
-    new_run_json: dict[str, Any] = field(default_factory=dict)
-    """The run.json that a start today would write."""
-    run_json: dict[str, Any] = field(default_factory=dict)
-    """The run.json that the folder holds: `new_run_json`, or that of the first start."""
+
+    # What the run is. Only rank 0 has these three, in this order.
+    identity: Identity = field(init=False)
+    described: Run = field(init=False)
+    """The run.json that a start today writes; since the model is built."""
+    on_record: Run = field(init=False)
+    """The run.json that the folder holds: `described`, or that of the first start; since the folder is prepared."""
+
+    pack: RecordedPack = RecordedPack()
+    warnings: list[str] = field(default_factory=list)
+    parameters: Sequence[ParameterRow] = ()
+    """The table of the parameters of its initial model."""
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     """The weights of a new run that does not draw them, by name, until its first checkpoint holds them."""
     trackers: Sequence[Console] = ()
@@ -155,7 +146,7 @@ class TrainingRun:
             tokens_per_s=tokens / progress.seconds if progress.seconds else None,
             peak_memory_bytes=peak_memory_bytes,
             checkpoint=self.saved_step,
-            pack=msgspec.convert(self.new_run_json.get("pack", {}), RecordedPack),
+            pack=self.pack,
             diverged=self.diverged,
         )
 
@@ -227,106 +218,3 @@ class TrainingRun:
         self.saved_step = saved.step
         self.last_finite = msgspec.convert(meta["last_finite"], StepNumbers | None)
         self.diverged = msgspec.convert(meta["diverged"], Divergence | None)
-
-
-# The identity of a run.
-
-
-def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
-    """Return the config fields, corpus, runtime settings and versions that the run id hashes, as plain values."""
-    return {
-        "config": config.identity(),
-        "corpus": corpus.sha256,
-        "device": resolved.device,
-        "precision": resolved.precision,
-        "compile": resolved.compile,
-        "versions": versions(config),
-    }
-
-
-def versions(config: RunConfig) -> dict[str, int | str]:
-    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the hash of its code."""
-    norm, placement, rule = config.norm, config.placement, config.init_rule
-    return {
-        "norm": version_of("norm", norm.name, norm.version),
-        "placement": version_of("placement", placement.name, placement.version),
-        "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
-        "optim": config.optim.version,
-    }
-
-
-def plugins_of(config: RunConfig) -> dict[str, str]:
-    """Return the file name of the plugin of each part in `versions` that a plugin registered."""
-    parts = {
-        "norm": ("norm", config.norm.name),
-        "placement": ("placement", config.placement.name),
-        "init": ("init rule", config.init_rule),
-    }
-    files: dict[str, str] = {}
-    for part, (kind, name) in parts.items():
-        file = plugin_file(kind, name)
-        if file is not None:
-            files[part] = file
-    return files
-
-
-def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
-    """Return the run id: norm, placement, sizes and the first digits of the identity's hash."""
-    model = config.model
-    return f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(identity)[:10]}"
-
-
-def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
-    """Return the content of run.json without the fingerprint of the block, which is expensive for deep models."""
-    run_identity = identity(config, resolved, corpus)
-    run_id = run_id_of(config, run_identity)
-    tokens_NT, targets_NT = validation_windows(corpus.val, config.model.context, config.eval.sequences)
-    return {
-        "run_id": run_id,
-        "name": config.run.name or run_id,
-        "config": config.recorded(),
-        "resolved": asdict(resolved),
-        # The baselines and the run's evaluations use the same targets.
-        "corpus": {
-            **corpus.description,
-            "tokenizer_sha256": hashlib.sha256(to_json(corpus.tokenizer.state())).hexdigest(),
-            "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy()),
-        },
-        "identity": run_identity,
-        "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
-        "warnings": [*config.warnings(), *corpus.warnings()],
-        "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
-        "placement": {"name": config.placement.name},
-        "versions": {
-            "normlab": __version__,
-            "python": platform.python_version(),
-            **_library_versions(),
-        },
-        "git": _git_state(),
-        "created": time.time(),
-    }
-
-
-@cache
-def _library_versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "numpy", "datasets", "wandb")}
-
-
-@cache
-def _git_state() -> dict[str, str] | None:
-    """Return the commit and the hash of uncommitted changes; None where normlab is not run from a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
-        ).stdout
-
-    try:
-        commit, diff = git("rev-parse", "HEAD").strip(), git("diff", "HEAD", "--", "normlab", "conf")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    diff_hash = hashlib.sha256(diff.encode()).hexdigest() if diff else ""
-    return {"commit": commit, "diff": diff_hash}

@@ -192,14 +192,14 @@ class Record:
             "warnings": [],
             "norm": {
                 "formula": FORMULAS.get(self.norm, "x"), "causal": self.norm != "batchnorm",
-                "batch_statistics": self.norm == "batchnorm",
+                "batch_statistics": self.norm == "batchnorm", "source": "",
             },
-            "placement": {"name": self.placement},
             "versions": {
                 "normlab": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0",
             },
             "git": {"commit": "c" * 40, "diff": ""},
             "created": 1_760_000_000.0,
+            "pack": {"sweep": None, "number": None, "runs": []},
             "fingerprint": "32c244796f76d676",
             "parameters": [
                 {"parameter": name, "group": "matrices", "shape": f"{self.width} x {self.width}",

@@ -107,12 +107,20 @@ def test_a_wrong_field_of_run_json_is_damage(path: str, value: Any, tmp_path: Pa
     assert entry.problem.isprintable()
 
 
-@pytest.mark.parametrize("name", [name for name in run_json() if name not in ("parameters", "warnings")])
+def test_the_options_of_a_norm_of_its_own_are_read_without_its_class(tmp_path: Path) -> None:
+    run = run_json()
+    run["config"]["norm"] |= {"eps": 1e-3, "of_a_plugin": [1, 2], "is_identity": "hostile"}
+    record = RunRecord.load(write(tmp_path / "abc", run))
+    norm: Any = record.config.norm
+    assert (norm.eps, norm.of_a_plugin, norm.is_identity) == (1e-3, [1, 2], False)
+
+
+@pytest.mark.parametrize("name", [name for name in run_json() if name not in ("pack", "parameters", "warnings")])
 def test_run_json_lacks_no_field(name: str, tmp_path: Path) -> None:
     run = run_json()
     del run[name]
     entry = RunRecord.read(write(tmp_path / "abc", run))
-    assert (entry.state == DAMAGED) == (name not in ("norm", "placement"))
+    assert entry.state == DAMAGED
 
 
 @pytest.mark.parametrize(

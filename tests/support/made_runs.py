@@ -10,7 +10,8 @@ import pytest
 from synthetic_runs import Record
 
 from normlab.config.recorded import parse_config
-from normlab.store.record import Corpus, Run, RunRecord, flatten
+from normlab.store.record import RunRecord, flatten
+from normlab.store.run_json import Corpus, Run
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 

@@ -16,8 +16,8 @@ from normlab.sweeps import worker
 from normlab.sweeps.files import log_of, read_outcomes, write_plan
 from normlab.sweeps.plan import make_plan, visible_gpus
 from normlab.sweeps.supervisor import supervise
+from normlab.training.identity import identity
 from normlab.training.machine import resolve
-from normlab.training.training_run import describe, identity
 from support.fake_workers import FakeSweeps, FakeWorker
 from support.pretended_gpus import MEMORY, UUIDS, gpus, pretend_gpus
 from support.processes import RecordingDisplay
@@ -93,11 +93,10 @@ def test_record_has_the_uuid(overrides: list[str], monkeypatch: pytest.MonkeyPat
     corpus = open_corpus(config.data)
     set_visible(monkeypatch, "2")
     pretend_gpus(monkeypatch)
-    record = describe(config, resolve(config), corpus)
-    assert record["resolved"]["device_name"] == "Pretended"
-    assert record["resolved"]["device_uuid"] == FULL[2]
+    settings = resolve(config)
+    assert (settings.device_name, settings.device_uuid) == ("Pretended", FULL[2])
     set_visible(monkeypatch, "1")
-    assert record["identity"] == identity(config, resolve(config), corpus)
+    assert identity(config, settings, corpus) == identity(config, resolve(config), corpus)
     assert resolve(compose_run(overrides)).device_uuid is None
 
 

@@ -8,6 +8,7 @@ import hydra
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from synthetic_runs import Record
 
 from normlab.base.errors import ConfigError, StoreError
 from normlab.base.options import flatten_options, plain_tree
@@ -261,7 +262,8 @@ def test_plan_reads_back_and_a_changed_one_is_damaged(tmp_path: Path) -> None:
 def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) -> None:
     first = plan("seed=0,1", "sweep.pack=2", "sweep.name=first")
     run = run_of(first.folder, first.plan.runs[0])
-    RunFolder.create(run.path, {"run_id": run.run_id, "pack": {"sweep": "first", "number": 1, "runs": ["a", "b"]}})
+    pack = {"sweep": "first", "number": 1, "runs": ["a", "b"]}
+    RunFolder.create(run.path, Record().run() | {"run_id": run.run_id, "pack": pack})
     with pytest.raises(ConfigError, match=r"is not completed, and trains in a pack of 2 runs of sweep first"):
         plan("seed=0", "sweep.name=second")
     run.write_status(FINISHED_STATUS)

@@ -23,7 +23,8 @@ from normlab.analysis.factor_tests.optimum import best_rate
 from normlab.base.errors import ConfigError
 from normlab.config.searches import read_searches
 from normlab.store.plans import read_plan, run_of
-from normlab.store.record import Corpus, RunRecord
+from normlab.store.record import RunRecord
+from normlab.store.run_json import Corpus
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.sweeps.files import write_plan

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from synthetic_runs import Record
 
+from normlab.store.run_json import Run
 from normlab.store.status import Status
 from normlab.tracking import console
 from normlab.tracking.console import Console
@@ -45,6 +46,10 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
+def parsed(run: dict[str, Any]) -> Run:
+    return msgspec.convert(run, Run)
+
+
 def interval(last: int, steps: int = 10) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"kind": "train", "step": step, "loss": 2.25, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
@@ -68,7 +73,7 @@ def output(stream: io.StringIO, first: int = 0, end: Status | None = None) -> li
     They have no control sequences, and each drawing of the moving line is a line of its own.
     """
     tracker = Console(stream)
-    tracker.start(RUN, first)
+    tracker.start(parsed(RUN), first)
     for last in range(first + 10, 1001, 10):
         tracker.log(interval(last))
         if last % 250 == 0:
@@ -97,7 +102,7 @@ def test_header(kind: type[io.StringIO]) -> None:
 def test_documents_are_counted(documents: int, line: str) -> None:
     run = merged(RUN, {"corpus": {"read": {"documents": documents}}})
     tracker = Console(stream := io.StringIO())
-    tracker.start(run, 0)
+    tracker.start(parsed(run), 0)
     assert line in stream.getvalue().splitlines()
 
 
@@ -116,10 +121,10 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
 def test_a_narrow_terminal_leaves_out_flops(columns: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(console, "REFRESH_SECONDS", 0)
-    resolved = {"device": "cuda", "devices": 1, "precision": "bf16", "device_name": "NVIDIA A100 80GB PCIe"}
+    resolved = {"device": "cuda", "precision": "bf16", "device_name": "NVIDIA A100 80GB PCIe"}
     terminal = Terminal()
     tracker = Console(terminal)
-    tracker.start({**RUN, "resolved": resolved, "flops_per_token": 2e9}, 0)
+    tracker.start(parsed(merged(RUN, {"resolved": resolved, "flops_per_token": 2e9})), 0)
     for rows in (interval(249), evaluation(249), interval(499)):
         tracker.log(rows)
     drawn = terminal.getvalue().split("\r")[-2]
@@ -150,7 +155,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
     tracker = Console(stream)
-    tracker.start(RUN, 0)
+    tracker.start(parsed(RUN), 0)
     for rows in (evaluation(0), interval(100)):
         tracker.log(rows)
     assert "left" not in stream.getvalue()
@@ -183,7 +188,7 @@ def test_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], monkeypatc
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     tracker = Console()
-    tracker.start(RUN, 0)
+    tracker.start(parsed(RUN), 0)
     tracker.log(interval(10))
     print("a result")
     print("a [bold]warning[/bold]", file=sys.stderr)

@@ -9,8 +9,9 @@ from statistics import fmean, stdev
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.comparability import differences, obstacles
-from normlab.analysis.learning_rates import Losses, shared_lr
-from normlab.analysis.settings import parse_conditions, resolve_options, select_where, setting, sort_key
+from normlab.analysis.conditions import parse_conditions, select_where
+from normlab.analysis.learning_rates import Losses, Ranking, shared_lr
+from normlab.analysis.settings import resolve_options, setting, sort_key
 from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
 
@@ -37,8 +38,13 @@ class Arm:
 
     @cached_property
     def choice(self) -> Cell:
-        first = self.seeds[:CHOOSING_SEEDS]
-        return Cell((), (), [run for run in self.runs if run.replicate[0] in first])
+        choosing_seeds = self.seeds[:CHOOSING_SEEDS]
+        runs: list[RunRecord] = []
+        for run in self.runs:
+            seed, _ = run.replicate
+            if seed in choosing_seeds:
+                runs.append(run)
+        return Cell((), (), runs)
 
     @property
     def best_lr(self) -> float | None:
@@ -55,7 +61,8 @@ class Arm:
     @property
     def is_one_configuration(self) -> bool:
         """Whether its runs differ in learning rate and seeds only."""
-        return len({(run.lr, run.replicate) for run in self.runs}) == len(self.runs)
+        rates_and_seeds = {(run.lr, run.replicate) for run in self.runs}
+        return len(rates_and_seeds) == len(self.runs)
 
     @property
     def has_best_at_edge(self) -> bool:
@@ -70,11 +77,13 @@ class Arm:
     def judged(self) -> list[RunRecord]:
         """Return the completed runs of the judging seeds at the chosen rates: of all seeds if the grid has one rate."""
         # With one rate nothing was chosen, so that no seed is spent on the choice.
-        has_choice = len(self.learning_rates) > 1
-        choosing = self.seeds[:CHOOSING_SEEDS] if has_choice else ()
+        choosing_seeds: Sequence[Setting] = ()
+        if len(self.learning_rates) > 1:
+            choosing_seeds = self.seeds[:CHOOSING_SEEDS]
         judged: list[RunRecord] = []
         for run in self.runs:
-            if run.replicate[0] not in choosing and run.lr in self.chosen_lrs and run.has_loss:
+            seed, _ = run.replicate
+            if seed not in choosing_seeds and run.lr in self.chosen_lrs and run.has_loss:
                 judged.append(run)
         return judged
 
@@ -91,13 +100,14 @@ def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[floa
     """
     chosen = [best]
     for lr in losses.keys() - {best, *bad}:
-        common = losses[lr].keys() & losses[best].keys()
-        more = [losses[lr][seed] - losses[best][seed] for seed in common]
+        # Paired by seed: what a seed adds to the loss at both rates says nothing of the rates.
+        common_seeds = losses[lr].keys() & losses[best].keys()
+        differences_of_seeds = [losses[lr][seed] - losses[best][seed] for seed in common_seeds]
         # One difference has no standard error, and a diverged seed has no finite difference.
-        if len(more) < 2 or not all(map(math.isfinite, more)):
+        if len(differences_of_seeds) < 2 or not all(map(math.isfinite, differences_of_seeds)):
             continue
-        standard_error = stdev(more) / math.sqrt(len(more))
-        if fmean(more) <= standard_error:
+        standard_error = stdev(differences_of_seeds) / math.sqrt(len(differences_of_seeds))
+        if fmean(differences_of_seeds) <= standard_error:
             chosen.append(lr)
     return sorted(chosen)
 
@@ -144,9 +154,13 @@ class StudyRuns:
             ConfigError: A value is not a number.
         """
         values = {setting(run, option) for run in self._select(where)}
-        if not all(isinstance(value, int | float) for value in values):
-            raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
-        return sorted(float(value) for value in values)  # pyright: ignore[reportArgumentType]
+        numbers: list[float] = []
+        for value in values:
+            if not isinstance(value, int | float):
+                texts = ", ".join(map(str, values))
+                raise ConfigError(f"slope over {option}: needs numbers, and the runs have {texts}")
+            numbers.append(float(value))
+        return sorted(numbers)
 
     def reason_not_comparable(self, intended: Sequence[str] = ()) -> str:
         """Return why the arms that were used must not be compared, or an empty text.
@@ -159,12 +173,12 @@ class StudyRuns:
         """
         intended = resolve_options(intended, self.results, "intended")
         # An arm is paired with itself, too: it may have another size at some of its learning rates.
-        for arm, other in combinations_with_replacement(self.used.values(), 2):
-            factors = [*self._named_options(arm), *self._named_options(other), *intended]
-            by_rate = [*_runs_by_rate(arm), *_runs_by_rate(other)]
-            different = "; ".join(map(str, obstacles(by_rate, factors)))
+        for first, second in combinations_with_replacement(self.used.values(), 2):
+            factors = [*self._named_options(first), *self._named_options(second), *intended]
+            groups = [*_runs_by_rate(first), *_runs_by_rate(second)]
+            different = "; ".join(map(str, obstacles(groups, factors)))
             if different:
-                return f"the arms [{arm.where}] and [{other.where}] differ in {different}, which no condition names"
+                return f"the arms [{first.where}] and [{second.where}] differ in {different}, which no condition names"
         return ""
 
     def _named_options(self, arm: Arm) -> list[str]:
@@ -173,13 +187,18 @@ class StudyRuns:
             return []
         options: list[str] = []
         for condition in parse_conditions([arm.where], "arm"):
+            # `model.depth>=8` names no single depth, so that it explains no difference in depth.
             if condition.sign in ("=", "=="):
                 options.append(condition.option)
         return resolve_options(options, self.results, "arm")
 
     def common_lr(self, arms: Sequence[Arm]) -> float | None:
         """Return the learning rate with the best mean rank over the arms, on the choosing seeds."""
-        return shared_lr([arm.choice.ranking for arm in arms if arm.choice.losses])
+        rankings: list[Ranking] = []
+        for arm in arms:
+            if arm.choice.losses:
+                rankings.append(arm.choice.ranking)
+        return shared_lr(rankings)
 
 
 def _runs_by_rate(arm: Arm) -> list[list[RunRecord]]:

@@ -5,13 +5,13 @@ Cells of different sizes or lengths of training are not compared: a larger model
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from normlab.analysis.cells import RANKED_APART, Cell
 from normlab.analysis.contrasts import compare_cells, pool_cells
 from normlab.analysis.factors import label
-from normlab.analysis.intervals import LEVEL, PairedTest, holm
+from normlab.analysis.intervals import LEVEL
 from normlab.analysis.learning_rates import badness
+from normlab.analysis.paired_tests import PairedTest, holm
 from normlab.analysis.settings import sort_key
 from normlab.store.record import Setting
 
@@ -37,10 +37,10 @@ def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | Non
     """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
     pairs: list[tuple[Cell, Cell] | None] = []
     for cell, baseline in zip(cells, baselines, strict=True):
-        pair = None
-        if baseline:
-            pair = cell, baseline
-        pairs.append(pair)
+        if baseline is None:
+            pairs.append(None)
+        else:
+            pairs.append((cell, baseline))
     return _compare(cells, pairs)
 
 
@@ -52,10 +52,17 @@ def compare_with_best(cells: Sequence[Cell], sizes: Mapping[str, Sequence[int]])
     """
     pairs: list[tuple[Cell, Cell]] = []
     for best, *others in sizes.values():
-        pairs += [(cells[best], cells[index]) for index in others]
+        for index in others:
+            pairs.append((cells[best], cells[index]))
     # One family of tests, so that the correction is over all sizes.
-    comparisons = iter(_compare(cells, pairs))
-    return {size: list(islice(comparisons, len(ranked) - 1)) for size, ranked in sizes.items()}
+    comparisons = _compare(cells, pairs)
+    by_size: dict[str, list[Comparison]] = {}
+    start = 0
+    for size, ranked in sizes.items():
+        end = start + len(ranked) - 1
+        by_size[size] = comparisons[start:end]
+        start = end
+    return by_size
 
 
 def _compare(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell] | None]) -> list[Comparison]:
@@ -64,15 +71,14 @@ def _compare(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell] | None]) -
     tests: list[PairedTest | None] = []
     p_values: list[float | None] = []
     for pair in pairs:
-        test = p = None
+        test = None
         if pair is not None:
             test = compare_cells(*pair, pool)
-        if test is not None:
-            p = test.p
         tests.append(test)
-        p_values.append(p)
-    known = len(p_values) - p_values.count(None)
-    return [Comparison(test, p, known) for test, p in zip(tests, holm(p_values), strict=True)]
+        p_values.append(None if test is None else test.p)
+    # A pair without a p-value is no test, and makes the correction of the others no stronger.
+    count = len(p_values) - p_values.count(None)
+    return [Comparison(test, p_holm, count) for test, p_holm in zip(tests, holm(p_values), strict=True)]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
@@ -81,13 +87,13 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
     stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
     """
-
-    def key(index: int) -> tuple[float, bool, float]:
-        diverged, mean = badness(cells[index].final.losses.values())
-        return diverged, cells[index].has_bad_outcome, mean
-
-    with_result = [index for index, cell in enumerate(cells) if cell.losses]
-    return sorted(with_result, key=key)
+    # The mean of the surviving seeds comes last: it would flatter a cell whose other seeds diverged.
+    keys: dict[int, tuple[float, bool, float]] = {}
+    for index, cell in enumerate(cells):
+        if cell.losses:
+            share_diverged, mean = badness(cell.final.losses.values())
+            keys[index] = share_diverged, cell.has_bad_outcome, mean
+    return sorted(keys, key=keys.__getitem__)
 
 
 def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
@@ -97,13 +103,17 @@ def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
     """
     options: list[str] = []
     for option in RANKED_APART:
-        if len({cell.levels.get(option) for cell in cells}) > 1:
+        levels = {cell.levels.get(option) for cell in cells}
+        if len(levels) > 1:
             options.append(option)
+    ranked = rank_cells(cells)
+    if not ranked:
+        return {}
     if not options:
-        ranked = rank_cells(cells)
-        return {"": ranked} if ranked else {}
+        return {"": ranked}
+    # Each size keeps the order of the ranking.
     sizes: dict[tuple[Setting, ...], list[int]] = {}
-    for index in rank_cells(cells):
+    for index in ranked:
         size = tuple(cells[index].levels[option] for option in options)
         sizes.setdefault(size, []).append(index)
     in_order = sorted(sizes, key=lambda size: list(map(sort_key, size)))

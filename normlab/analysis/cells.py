@@ -1,4 +1,7 @@
-"""Group runs into cells, and warn about runs and cells that are not comparable."""
+"""Group runs into cells: their losses by learning rate and seed, their best learning rate, and their warnings.
+
+What differs between cells is in `cell_differences`.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from normlab.analysis.comparability import DATA, SIZE_OPTIONS, differences, names_of, obstacles, reason_not_comparable
-from normlab.analysis.factors import label, level_label
+from normlab.analysis.comparability import DATA, SIZE_OPTIONS, differences, reason_not_comparable
+from normlab.analysis.factors import label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
 from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
-from normlab.analysis.phrases import name_some
-from normlab.analysis.settings import (
-    LR,
-    NUMERICS,
-    RESOLVED,
-    format_setting,
-    is_config_option,
-    levels_of,
-    setting,
-    sort_key,
-)
+from normlab.analysis.settings import format_setting, levels_of, setting
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED, RunRecord, Setting
@@ -50,7 +43,10 @@ class SeedMean:
 
     @cached_property
     def interval(self) -> Interval | None:
-        return mean_interval(self.losses, least=0.0) if self.losses else None
+        if not self.losses:
+            return None
+        # A cross-entropy is never negative, and neither is its mean.
+        return mean_interval(self.losses, least=0.0)
 
     @cached_property
     def finite(self) -> list[float]:
@@ -152,7 +148,11 @@ class Cell:
     @cached_property
     def bad_lrs(self) -> frozenset[float]:
         """Learning rates at which a completed run diverged or has not learned to use the context."""
-        return frozenset(run.lr for run in self.completed if not run.has_learned)
+        bad: set[float] = set()
+        for run in self.completed:
+            if not run.has_learned:
+                bad.add(run.lr)
+        return frozenset(bad)
 
     @property
     def has_learned(self) -> bool:
@@ -208,8 +208,11 @@ class Cell:
         if unfinished:
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
         # Bit-identical repeats are no further evidence, so that they count once (`learning_rates.arrange`).
-        repeats = Counter((run.lr, run.replicate) for run in self.completed)
-        repeated = sum(count > 1 for count in repeats.values())
+        runs_of_seeds = Counter((run.lr, run.replicate) for run in self.completed)
+        repeated = 0
+        for count in runs_of_seeds.values():
+            if count > 1:
+                repeated += 1
         if repeated:
             warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
         return [*warnings, *self._warnings_of_rates(), *self.notes]
@@ -219,6 +222,7 @@ class Cell:
         if len(self.losses) < 2:
             return []
         warnings: list[str] = []
+        # A rate with other seeds may have the lower mean because of its seeds.
         seeds_of_rates = {frozenset(by_replicate) for by_replicate in self.losses.values()}
         if len(seeds_of_rates) > 1:
             counts: list[str] = []
@@ -260,97 +264,14 @@ def count_bad(runs: Iterable[RunRecord]) -> int:
 def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
     """Return the cells sorted by their values, as `levels_of` sorts them."""
     runs = list(runs)
-    grouped: dict[tuple[Setting, ...], list[RunRecord]] = {}
+    runs_by_key: dict[tuple[Setting, ...], list[RunRecord]] = {}
     for run in runs:
-        grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
-    levels = [levels_of(option, runs) for option in by]
+        key = tuple(setting(run, option) for option in by)
+        runs_by_key.setdefault(key, []).append(run)
+    levels_of_options = [levels_of(option, runs) for option in by]
 
-    def order(key: tuple[Setting, ...]) -> list[int]:
-        """Return the position of each level of a cell."""
-        return [levels_of_option.index(level) for levels_of_option, level in zip(levels, key, strict=True)]
+    def positions(key: tuple[Setting, ...]) -> list[int]:
+        """Return the position of each of a cell's levels among those of its option."""
+        return [levels.index(level) for levels, level in zip(levels_of_options, key, strict=True)]
 
-    return [Cell(by, key, grouped[key]) for key in sorted(grouped, key=order)]
-
-
-def resolved_differences(cells: Sequence[Cell]) -> list[str]:
-    """Return a line that names the resolved settings in which cells differ, with the cells of each value, or no line.
-
-    Options that define the cells are left out, and so are runs whose record lacks a setting.
-    """
-    parts: list[str] = []
-    for name, read in RESOLVED.items():
-        if any(name in cell.by for cell in cells):
-            continue
-        cells_of: dict[tuple[str, ...], list[Cell]] = {}
-        for cell in cells:
-            values = set(map(read, cell.runs)) - {None}
-            if values:
-                texts = tuple(map(format_setting, sorted(values, key=sort_key)))
-                cells_of.setdefault(texts, []).append(cell)
-        if len(cells_of) > 1:
-            names = _shortest_names(list(cells_of.values()))
-            listed = [f"{' and '.join(texts)} ({name})" for texts, name in zip(cells_of, names, strict=True)]
-            parts.append(f"{name}: {', '.join(listed)}")
-    if not parts:
-        return []
-    return [f"the cells also differ in {'; '.join(parts)}"]
-
-
-def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
-    for index, option in enumerate(groups[0][0].by):
-        levels_of_groups: list[list[Setting]] = []
-        for group in groups:
-            levels_of_groups.append(list(dict.fromkeys(cell.key[index] for cell in group)))
-        # The option separates the groups if no two of them share a level.
-        different = set[Setting]().union(*levels_of_groups)
-        if len(different) == sum(map(len, levels_of_groups)):
-            return [_level_names(option, levels) for levels in levels_of_groups]
-    return [name_some([cell.label for cell in group]) for group in groups]
-
-
-def _level_names(option: str, levels: Iterable[Setting]) -> str:
-    return name_some([level_label(option, level) for level in levels])
-
-
-def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
-    """Return why the cells of a table are not comparable, except mixtures in a cell and `resolved_differences`."""
-    runs = runs_of(cells)
-    # What differs within a cell is a warning of the cell.
-    # Resolved settings have their own line below a table.
-    reported: list[str] = []
-    for name in RESOLVED:
-        reported += name, f"{NUMERICS}{name})"
-    for cell in cells:
-        reported += names_of(differences(cell.runs))
-    warnings: list[str] = []
-    different = differences(runs, [*by, *reported])
-    if different:
-        warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(map(str, different))}")
-    obstacle = _obstacle_warning(cells, by)
-    if obstacle:
-        warnings.append(obstacle)
-    # A cell with more learning rates has more chances of a low loss; a search gives each cell its own rates.
-    rates = {tuple(cell.losses) for cell in cells if cell.losses}
-    is_tuned = all(LR in run.design.searched for run in runs)
-    if LR not in by and len(rates) > 1 and not is_tuned:
-        if all(len(lrs) == 1 for lrs in rates):
-            line = "each cell has one learning rate, not the same one: compare them only if it was tuned for each"
-        else:
-            line = "the cells have different learning rates: their best losses are not comparable"
-        warnings.append(line)
-    return warnings
-
-
-def _obstacle_warning(cells: Sequence[Cell], by: Sequence[str]) -> str:
-    """Return a warning that cells are not ranked because they differ in compute or data, or an empty text."""
-    apart = names_of(obstacles([cell.runs for cell in cells], by))
-    if not apart:
-        return ""
-    line = f"cells that differ in {' or '.join(apart)} are neither ranked nor tested against each other"
-    options = list(filter(is_config_option, apart))
-    if options:
-        line += f"; --by {','.join([*by, *options])} compares cells with equal values"
-    if "corpus" in apart:
-        line += "; summarize each corpus by itself"
-    return line
+    return [Cell(by, key, runs_by_key[key]) for key in sorted(runs_by_key, key=positions)]

@@ -47,6 +47,7 @@ def intact_runs(records: Sequence[RunEntry]) -> tuple[list[RunRecord], list[str]
     """Return the started runs whose records are intact, and warnings about the other runs."""
     intact: list[RunRecord] = []
     warnings: list[str] = []
+    # One line for all of them, since a sweep may have hundreds.
     not_started = count_not_started(records)
     if not_started:
         warnings.append(f"runs that have not started: {not_started} of {len(records)}")
@@ -93,7 +94,8 @@ def differences(runs: Sequence[RunRecord], factors: Iterable[str] = ()) -> list[
 
 def _is_explained(name: str, runs: Sequence[RunRecord], factors: Sequence[str]) -> bool:
     """Whether runs are meant to differ in a setting."""
-    if all(name in run.design.searched for run in runs):  # each cell has its own best value
+    # A search gives each cell its own best value.
+    if all(name in run.design.searched for run in runs):
         return True
     for factor in factors:
         if name == factor or name.startswith(f"the {factor}'s"):
@@ -121,21 +123,23 @@ def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
     """
     if not is_config_option(name) or not _has_one_value(name, ARM, runs):
         return False
-    if len({run.run.pack.sweep for run in runs}) == 1:
+    sweeps = {run.run.pack.sweep for run in runs}
+    if len(sweeps) == 1:
         return True
     # An option that a sweep sets for all arms overrides an arm's preset, so the preset then explains nothing.
-    shared: set[str] = set()
+    options_of_sweeps: set[str] = set()
     for run in runs:
-        shared.update(run.design.shared)
-    is_shared = any(_sets(option, name) for option in shared)
-    free: set[Setting] = set()
+        options_of_sweeps.update(run.design.shared)
+    is_set_by_sweep = any(_sets(option, name) for option in options_of_sweeps)
+    values_without_arm: set[Setting] = set()
     for run in runs:
-        options = run.design.arms.get(run.arm, ())
-        is_set = any(_sets(option, name) for option in options)
-        is_preset = not is_shared and any(_presets(option, name) for option in options)
-        if not is_set and not is_preset:
-            free.add(_value(run, name))
-    return len(free) <= 1
+        options_of_arm = run.design.arms.get(run.arm, ())
+        is_set = any(_sets(option, name) for option in options_of_arm)
+        if not is_set and not is_set_by_sweep:
+            is_set = any(_presets(option, name) for option in options_of_arm)
+        if not is_set:
+            values_without_arm.add(_value(run, name))
+    return len(values_without_arm) <= 1
 
 
 def _sets(option: str, name: str) -> bool:
@@ -173,14 +177,17 @@ def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()
 
     Groups may mix sizes if all have the same mixture (each contains both depths). Groups may never mix data.
     """
-    unexplained = differences([run for group in groups for run in group], factors)
+    runs: list[RunRecord] = []
+    for group in groups:
+        runs += group
     different: list[Difference] = []
     sizes: list[Difference] = []
-    for difference in unexplained:
+    for difference in differences(runs, factors):
         if difference.name in DATA:
             different.append(difference)
         if difference.name in COMPUTE:
             sizes.append(difference)
+    # Means over the same sizes differ by no size: a table without depth in --by has both depths in each cell.
     mixtures = [_mixture(group, names_of(sizes)) for group in groups]
     if any(mixture != mixtures[0] for mixture in mixtures):
         different += sizes
@@ -189,7 +196,10 @@ def obstacles(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()
 
 def _mixture(runs: Iterable[RunRecord], names: Sequence[str]) -> set[tuple[Setting, ...]]:
     """Return the combinations of some settings that runs have."""
-    return {tuple(_value(run, name) for name in names) for run in runs}
+    mixture: set[tuple[Setting, ...]] = set()
+    for run in runs:
+        mixture.add(tuple(_value(run, name) for name in names))
+    return mixture
 
 
 def reason_not_comparable(groups: Sequence[Sequence[RunRecord]], factors: Iterable[str] = ()) -> str:

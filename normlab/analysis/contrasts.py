@@ -1,8 +1,8 @@
 """Linear contrasts of the losses of cells, such as a difference, with an interval and a p-value.
 
 A contrast is sum_c w_c l_c over cells c, each at its best learning rate. It is computed for each replicate that all of
-its cells have, and tested over the replicates, as `intervals.paired_test`. With few replicates, the residual variance
-of all cells is pooled if it seems equal.
+its cells have, and tested over the replicates, as `paired_tests.paired_test`. With few replicates, the residual
+variance of all cells is pooled if it seems equal.
 
 A diverged run counts as infinity: a contrast with infinite losses of one sign of w is infinite with that sign, and
 undefined if both signs occur or if w = 0, because the losses do not tell which side is worse.
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normlab.analysis.cells import Cell, reason_cells_not_comparable
-from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
+from normlab.analysis.intervals import LEVEL, Replicate, design_of
+from normlab.analysis.paired_tests import PairedTest, paired_test
 from normlab.store.record import Setting
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ Term = tuple[Cell, float]
 def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, float]]) -> dict[Replicate, float]:
     """Return sum_c w_c l_c of each replicate that has all values l_c; NaN if it is undefined."""
     weights = list(weights)
+    # A seed's effect cancels in a contrast only if every cell has the seed.
     common = sorted(set(values[0]).intersection(*values[1:]), key=str)
     sums: dict[Replicate, float] = {}
     for replicate in common:
@@ -54,8 +56,14 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
 
     The pooled residual variance is used if it includes all cells.
     """
-    weights = [weight for _, weight in terms]
-    sums = weighted_sums(weights, [cell.final.losses for cell, _ in terms])
+    weights: list[float] = []
+    losses: list[Mapping[Replicate, float]] = []
+    keys: set[Key] = set()
+    for cell, weight in terms:
+        weights.append(weight)
+        losses.append(cell.final.losses)
+        keys.add(cell.key)
+    sums = weighted_sums(weights, losses)
     if not sums:
         return None
     # A replicate that diverged on both sides favours neither: its difference counts as zero.
@@ -66,7 +74,7 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
             both_diverged += 1
     test = paired_test(sums, both_diverged=both_diverged)
     # The pooled variance is that of cells without a bad outcome, and says nothing of others.
-    if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _ in terms):
+    if pool is None or test.test != "paired t" or not keys <= pool.keys:
         return test
     low, high, p = pool.interval(test.estimate, weights, len(sums))
     return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
@@ -98,7 +106,8 @@ class Pool:
     def interval(self, estimate: float, weights: Iterable[float], n: int) -> tuple[float, float, float]:
         from scipy.special import stdtr, stdtrit
 
-        error = math.sqrt(self.variance * math.fsum(weight**2 for weight in weights) / n)
+        squares = math.fsum(weight**2 for weight in weights)
+        error = math.sqrt(self.variance * squares / n)
         half = float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * error
         # Without a residual every difference but zero is certain.
         p = float(estimate == 0)
@@ -109,7 +118,12 @@ class Pool:
 
 def pool_cells(cells: Sequence[Cell]) -> Pool | None:
     """Return the pooled residual variance of the cells without a bad outcome."""
-    return pool_residuals({cell.key: cell.final.losses for cell in cells if not cell.has_bad_outcome})
+    losses: dict[Key, Mapping[Replicate, float]] = {}
+    for cell in cells:
+        # One stuck seed would make the variance of all cells that of stuck and trained seeds.
+        if not cell.has_bad_outcome:
+            losses[cell.key] = cell.final.losses
+    return pool_residuals(losses)
 
 
 def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | None:
@@ -124,11 +138,14 @@ def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | No
     for key, values in losses.items():
         if values and all(map(math.isfinite, values.values())):
             finite[key] = values
-    replicates = sorted(next(iter(finite.values()), ()), key=str)
-    k, n = len(finite), len(replicates)
-    if k < 3 or not 2 <= n <= MAX_POOLED or design_of(replicates).crossed:
+    if len(finite) < 3:
         return None
+    # The residuals of a table with blocks: every cell has the replicates of the first one.
+    replicates = sorted(next(iter(finite.values())), key=str)
     if any(values.keys() != set(replicates) for values in finite.values()):
+        return None
+    k, n = len(finite), len(replicates)
+    if not 2 <= n <= MAX_POOLED or design_of(replicates).crossed:
         return None
     import numpy as np
 
@@ -136,6 +153,7 @@ def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | No
     for row, values in enumerate(finite.values()):
         table[row] = [values[replicate] for replicate in replicates]
     variances = _residual_variances(table[None])
+    # Bartlett's statistic has the logarithm of every variance.
     if not variances.min() > 0:
         return None
     # The statistic's distribution depends on k and n only, so draws of any normal losses give its p-value.

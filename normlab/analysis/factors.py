@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from normlab.analysis.comparability import SIZE_OPTIONS, differences, intact_runs, names_of
+from normlab.analysis.conditions import select_where
 from normlab.analysis.settings import (
     ARM,
     LR,
@@ -18,7 +19,6 @@ from normlab.analysis.settings import (
     format_setting,
     is_config_option,
     levels_of,
-    select_where,
     setting,
     settings_of,
 )
@@ -56,7 +56,11 @@ class Factor:
 
     @property
     def is_numeric(self) -> bool:
-        return all(isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels)
+        for level in self.levels:
+            # To Python, true and false are numbers.
+            if isinstance(level, bool) or not isinstance(level, int | float):
+                return False
+        return True
 
 
 def factors_of(
@@ -72,7 +76,10 @@ def factors_of(
     for option in by:
         selected = {setting(run, option) for run in runs}
         all_levels = levels_of(option, among or runs)
-        levels = [level for level in all_levels if level in selected]
+        levels: list[Setting] = []
+        for level in all_levels:
+            if level in selected:
+                levels.append(level)
         factors.append(Factor(option, tuple(levels), tuple(all_levels)))
     return factors
 
@@ -87,17 +94,22 @@ def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
     """
     arms = {run.arm for run in runs}
     has_arms = len(arms) > 1 and all(arms) and not arm_conflict(runs)
-    first = (ARM, *MAIN_OPTIONS) if has_arms else MAIN_OPTIONS
+    first: Sequence[str] = MAIN_OPTIONS
+    if has_arms:
+        first = (ARM, *MAIN_OPTIONS)
     options = list(filter(is_config_option, differing_settings(map(settings_of, runs))))
     sizes = [option for option in SIZE_OPTIONS if option in options]
-    # The levels of a run in the options so far: an option is left out if it makes no two runs differ more.
-    keys: list[tuple[Setting, ...]] = [() for _ in runs]
+    # A key has a run's levels in the options so far: an option is left out if it makes no two runs differ more.
+    keys: list[tuple[Setting, ...]] = [()] * len(runs)
     distinguishing: list[str] = []
     for option in dict.fromkeys([*first, *sizes, *options]):
         values = [setting(run, option) for run in runs]
+        if len(set(values)) <= 1:
+            continue
         longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
+        separates_more = len(set(longer_keys)) > len(set(keys))
         is_main = option in MAIN_OPTIONS and not has_arms
-        if len(set(values)) > 1 and (is_main or len(set(longer_keys)) > len(set(keys))):
+        if separates_more or is_main:
             distinguishing.append(option)
             keys = longer_keys
     return distinguishing
@@ -119,7 +131,8 @@ def varying_options(runs: Sequence[RunRecord]) -> list[str]:
     seeds = SEEDS[:1] if same_seeds else SEEDS
     options = [*factors, *unexplained_options(runs, factors)]
     for option in (LR, *seeds):
-        if len({setting(run, option) for run in runs}) > 1:
+        levels = {setting(run, option) for run in runs}
+        if len(levels) > 1:
             options.append(option)
     return options
 
@@ -159,6 +172,7 @@ def level_label(option: str, value: Setting) -> str:
     if option in (ARM, *DEFAULT_OPTIONS):
         return level_title(option, value)
     name = option_name(option)
+    # `value is False`, because zero is equal to it, and only zero of `_ZERO_IS_NONE` is off.
     is_off = value is None or value is False or value in ("none", "off")
     if is_off or (option in _ZERO_IS_NONE and value == 0):
         return f"no {name}"
@@ -195,8 +209,11 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
     if not factors:
         raise ConfigError(f"{problem}no option; give the id of one, for example {runs[0].run_id}")
     lists: list[str] = []
+    # The example selects one run, so that it can be copied as it is.
     conditions = list(where)
     for factor in factors:
-        lists.append(f"{factor.option} {shorten(list(map(format_setting, factor.levels)))}")
-        conditions.append(f"{factor.option}={format_setting(setting(runs[0], factor.option))}")
+        levels = list(map(format_setting, factor.levels))
+        lists.append(f"{factor.option} {shorten(levels)}")
+        level_of_first = format_setting(setting(runs[0], factor.option))
+        conditions.append(f"{factor.option}={level_of_first}")
     raise ConfigError(f"{problem}{'; '.join(lists)}; select one, for example with '{','.join(conditions)}'")

@@ -24,7 +24,9 @@ def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dic
         repeated.setdefault(lr, {}).setdefault(replicate, []).append(loss)
     means: dict[float, dict[Replicate, float]] = {}
     for lr in sorted(repeated):
-        means[lr] = {replicate: sum(losses) / len(losses) for replicate, losses in repeated[lr].items()}
+        means[lr] = {}
+        for replicate, losses in repeated[lr].items():
+            means[lr][replicate] = sum(losses) / len(losses)
     return means
 
 

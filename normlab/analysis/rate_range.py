@@ -32,12 +32,13 @@ def complete_seeds(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]
     The others have not trained every run of the grid yet; in a study, later seeds have the chosen learning rates only.
     """
     completed = [run for run in runs if run.has_loss]
-    rates = {run.lr for run in completed}
+    grid = {run.lr for run in completed}
     seeds = by_seed(completed)
     most = max(map(len, seeds.values()), default=0)
     complete: dict[Replicate, list[RunRecord]] = {}
     for seed, runs_of_seed in seeds.items():
-        if len(runs_of_seed) == most and {run.lr for run in runs_of_seed} == rates:
+        rates = {run.lr for run in runs_of_seed}
+        if rates == grid and len(runs_of_seed) == most:
             complete[seed] = runs_of_seed
     return complete
 
@@ -51,10 +52,12 @@ def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> 
     start = _start(runs)
     lowest = min(run.loss for run in runs)
     if not _has_learned(runs):
-        lowest = min([lowest, *(run.loss for run in others)])
+        for run in others:
+            lowest = min(lowest, run.loss)
     if math.isinf(lowest):
         return math.nan
-    return math.fsum(min(run.loss, start) for run in runs) / len(runs) - min(lowest, start)
+    mean = math.fsum(min(run.loss, start) for run in runs) / len(runs)
+    return mean - min(lowest, start)
 
 
 def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
@@ -62,18 +65,18 @@ def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> 
 
     It is ln of the highest rate of the grid if that is such a rate.
     """
-    rates, losses, limit = _curve(runs, NEAR)
-    good = _up_to(limit, losses)
-    if not good:
-        steps = [higher - lower for lower, higher in pairwise(sorted({*rates}))]
-        return rates[0] - max(steps, default=0.0)
-    return _crossing(rates, losses, good[-1], 1, limit)
+    curve = _curve(runs, NEAR)
+    good = curve.good
+    if good:
+        return curve.crossing(good[-1], 1)
+    steps = [higher - lower for lower, higher in pairwise(sorted(set(curve.rates)))]
+    return curve.rates[0] - max(steps, default=0.0)
 
 
 def has_gap(runs: Sequence[RunRecord]) -> bool:
     """Whether a rate between two whose losses are within `NEAR` of the lowest has a higher loss."""
-    _, losses, limit = _curve(runs, NEAR)
-    good = _up_to(limit, losses)
+    good = _curve(runs, NEAR).good
+    # Without a gap, the indices follow each other.
     return bool(good) and len(good) <= good[-1] - good[0]
 
 
@@ -82,17 +85,16 @@ def log_band(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
 
     The band ends with the grid. It is NaN if no run has learned.
     """
-    rates, losses, limit = _curve(runs, BAND)
-    if math.isnan(limit):
+    curve = _curve(runs, BAND)
+    if math.isnan(curve.limit):
         return math.nan
-    best = losses.index(min(losses))
-    ends: list[float] = []
-    for step in (1, -1):
-        index = best
-        while 0 <= index + step < len(losses) and losses[index + step] <= limit:
-            index += step
-        ends.append(_crossing(rates, losses, index, step, limit))
-    return ends[0] - ends[1]
+    # The band is the one around the best rate: beyond a rate outside it, another rate inside does not count.
+    upper = lower = curve.best
+    while upper + 1 < len(curve.losses) and curve.losses[upper + 1] <= curve.limit:
+        upper += 1
+    while lower > 0 and curve.losses[lower - 1] <= curve.limit:
+        lower -= 1
+    return curve.crossing(upper, 1) - curve.crossing(lower, -1)
 
 
 def reaches_top(runs: Sequence[RunRecord]) -> bool:
@@ -102,13 +104,46 @@ def reaches_top(runs: Sequence[RunRecord]) -> bool:
 
 def band_reaches_an_end(runs: Sequence[RunRecord]) -> bool:
     """Whether the band around the best rate holds an end of the grid, so that it may be wider."""
-    _, losses, limit = _curve(runs, BAND)
-    best = losses.index(min(losses))
-    return max(losses[: best + 1]) <= limit or max(losses[best:]) <= limit
+    curve = _curve(runs, BAND)
+    below_best, above_best = curve.losses[: curve.best + 1], curve.losses[curve.best :]
+    return max(below_best) <= curve.limit or max(above_best) <= curve.limit
 
 
-def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[float], float]:
-    """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin."""
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """The losses of one seed over the learning rates of its grid."""
+
+    rates: Sequence[float]
+    """Ln of the rates, in order."""
+    losses: Sequence[float]
+    """At these rates, at most ln V."""
+    limit: float
+    """The lowest loss of a run that has learned plus a margin; NaN, which no loss is below, if no run has learned."""
+
+    @property
+    def best(self) -> int:
+        """The index of the lowest loss."""
+        return self.losses.index(min(self.losses))
+
+    @property
+    def good(self) -> list[int]:
+        """The indices of the losses that are not above the limit."""
+        return [index for index, loss in enumerate(self.losses) if loss <= self.limit]
+
+    def crossing(self, index: int, step: int) -> float:
+        """Return where the loss rises above the limit between a rate and the next one, in ln rate; at an end that rate.
+
+        `step` is 1 for the next higher rate and -1 for the next lower one.
+        """
+        after = index + step
+        if not 0 <= after < len(self.losses):
+            return self.rates[index]
+        rate, loss = self.rates[index], self.losses[index]
+        return rate + (self.rates[after] - rate) * (self.limit - loss) / (self.losses[after] - loss)
+
+
+def _curve(runs: Sequence[RunRecord], margin: float) -> _Curve:
+    """Return the curve of the runs of one seed."""
     start = _start(runs)
     points: list[tuple[float, float]] = []
     losses_of_learned: list[float] = []
@@ -117,22 +152,8 @@ def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[
         if run.has_learned:
             losses_of_learned.append(run.loss)
     rates, losses = zip(*sorted(points), strict=True)
-    # NaN, which no loss is below, if no run has learned.
     lowest = min(losses_of_learned, default=math.nan)
-    return list(rates), list(losses), lowest + margin
-
-
-def _up_to(limit: float, losses: Sequence[float]) -> list[int]:
-    """Return the indices of the losses that are not above a limit."""
-    return [index for index, loss in enumerate(losses) if loss <= limit]
-
-
-def _crossing(rates: Sequence[float], losses: Sequence[float], index: int, step: int, limit: float) -> float:
-    """Return where the loss rises above a limit between a rate and the next one, in ln rate; at an end that rate."""
-    after = index + step
-    if not 0 <= after < len(losses):
-        return rates[index]
-    return rates[index] + (rates[after] - rates[index]) * (limit - losses[index]) / (losses[after] - losses[index])
+    return _Curve(rates, losses, lowest + margin)
 
 
 def _has_learned(runs: Sequence[RunRecord]) -> bool:

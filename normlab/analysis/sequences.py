@@ -75,6 +75,7 @@ def share_sequence(count: int, n: int, alpha: float) -> tuple[float, float]:
         return float(xlogy(count, p) + xlog1py(n - count, -p) - limit)
 
     # The excess rises from 0 to the observed share, falls from there to 1, and is positive in the interval.
+    # Without an excess below zero at an end of [0, 1] there is no root on its side: the interval ends there.
     share, low, high = count / n, 0.0, 1.0
     if excess(0.0) < 0:
         low = float(brentq(excess, 0.0, share))  # pyright: ignore[reportArgumentType]

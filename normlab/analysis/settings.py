@@ -1,23 +1,16 @@
-"""The settings of a run, conditions on settings, and the settings in which runs differ.
+"""The settings of a run, and the settings in which runs differ.
 
 A setting is the value of a config option, or a fact about the machine, the corpus or the code (the device, the version
 of torch). Both kinds have names, and `is_config_option` distinguishes them.
 """
 
-import contextlib
-import operator
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from normlab.base.errors import ConfigError, did_you_mean, shorten
-from normlab.catalogue import entries as catalogue
+from normlab.base.errors import ConfigError
 from normlab.config.option_names import hint, meanings
 from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten_groups
-
-Entry = TypeVar("Entry", bound=RunEntry)
 
 ARM = "arm"
 """The arm of a sweep, a named set of overrides; a setting like an option."""
@@ -32,7 +25,8 @@ _OF_CONFIG: dict[str, Callable[[Mapping[str, Setting]], Setting]] = {
     "optim": lambda options: options.get("optim.name"),
 }
 _READERS: dict[str, Callable[[RunRecord], Setting]] = {
-    "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),  # two texts can have one name
+    # Two texts can have one name.
+    "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
@@ -84,9 +78,9 @@ def setting(run: RunEntry, option: str) -> Setting:
         return run.arm or None
     if option in _OF_CONFIG:
         return _OF_CONFIG[option](run.options)
-    if option in _READERS and isinstance(run, RunRecord):
-        return _READERS[option](run)
     if option in _READERS:
+        if isinstance(run, RunRecord):
+            return _READERS[option](run)
         return None
     return run.options.get(option)
 
@@ -108,7 +102,8 @@ def format_setting(value: Setting) -> str:
 def sort_key(value: Setting) -> tuple[int, float, str]:
     """Return the key that sorts values: numbers by size, then names alphabetically, then None."""
     if isinstance(value, bool | int | float):
-        return 0, value, ""  # not as float, which cannot distinguish adjacent integers from 2**53 on
+        # Not as float, which cannot distinguish adjacent integers from 2**53 on.
+        return 0, value, ""
     if value is None:
         return 2, 0.0, ""
     return 1, 0.0, value
@@ -143,12 +138,15 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
     known = set(named).union(*(run.options for run in runs))
     resolved: list[str] = []
     for name in names:
+        # A run with two arms would belong to two cells.
         conflict = arm_conflict(runs) if name == ARM else None
         if conflict:
             raise ConfigError(f"{flag} {name}: {conflict.text}; name options instead, such as norm and placement")
-        options = [name]
-        if name not in known:
-            options = meanings(name, known) if "." not in name else []
+        options: list[str] = []
+        if name in known:
+            options = [name]
+        elif "." not in name:
+            options = meanings(name, known)
         if len(options) > 1:
             raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
         if not options:
@@ -158,98 +156,6 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
             )
         resolved += options
     return resolved
-
-
-# Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
-
-OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt,
-    ">": operator.gt,
-}  # fmt: skip
-_CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    option: str
-    sign: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.option}{self.sign}{self.value}"
-
-    def accepts(self, actual: Setting) -> bool:
-        """Whether a value of the option, None for `null`, meets the condition. Integers are compared exactly.
-
-        Raises:
-            ConfigError: The operator compares numbers, and the value is not a number.
-        """
-        if isinstance(actual, int | float) and not isinstance(actual, bool):
-            for number in (int, float):  # as a float, the seed 9007199254740993 would equal 9007199254740992
-                with contextlib.suppress(ValueError):
-                    return OPERATORS[self.sign](actual, number(self.value))
-        if self.sign in ("=", "==", "!="):
-            return (self.value == format_setting(actual)) == (self.sign != "!=")
-        if actual is None:
-            return False
-        raise ConfigError(
-            f"{self}: {self.sign} compares numbers, and {self.option} is {format_setting(actual)}; use = or !="
-        )
-
-
-def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tuple(OPERATORS)) -> list[Condition]:
-    """Parse conditions; one text can hold several, separated by commas.
-
-    Raises:
-        ConfigError: A part is not a condition.
-    """
-    form = f"an option, one of {' '.join(OPERATORS)}, and a value"
-    if signs == ("=",):
-        form = "option=value"
-    conditions: list[Condition] = []
-    for text in texts:
-        for part in text.split(","):
-            match = _CONDITION.fullmatch(part)
-            if not match or match[2] not in signs:
-                raise ConfigError(f"{flag} {part!r}: not a condition; write {form}, for example norm=layernorm")
-            conditions.append(Condition(*match.groups()))
-    return conditions
-
-
-def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--where") -> list[Entry]:
-    """Return the runs that meet all conditions.
-
-    Raises:
-        ConfigError: A condition is invalid, an option is unknown, or no run meets all conditions; the message lists
-            the values of the runs that meet the earlier conditions.
-    """
-    conditions = parse_conditions(where, flag)
-    if not conditions:
-        return list(runs)
-    options = resolve_options([condition.option for condition in conditions], runs, flag)
-    conditions = [replace(short, option=option) for short, option in zip(conditions, options, strict=True)]
-    selected = list(runs)
-    for index, condition in enumerate(conditions):
-        values: set[Setting] = set()
-        matches: list[Entry] = []
-        for run in selected:
-            value = setting(run, condition.option)
-            values.add(value)
-            if condition.accepts(value):
-                matches.append(run)
-        if not matches:
-            earlier = ""
-            if index:
-                earlier = f" with {','.join(map(str, conditions[:index]))}"
-            texts = list(map(format_setting, sorted(values, key=sort_key)))
-            guess = ""
-            if condition.sign in ("=", "=="):
-                guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
-            raise ConfigError(
-                f"{flag} {condition}: no run{earlier} matches{guess}; {condition.option} is {shorten(texts)}"
-            )
-        selected = matches
-    return selected
 
 
 # Settings that differ
@@ -287,8 +193,9 @@ def read_settings(run: RunRecord) -> Settings:
     for option, value in flatten_groups(run.run.identity.config).items():
         if option not in (LR, *SEEDS) and not option.startswith("data."):
             options[option] = value
+    # The default width follows from other options: runs that differ in these would seem to differ in it too.
     if run.config.model.mlp_width == run.config.model.default_mlp_width:
-        options["model.mlp_width"] = None  # it follows from other options
+        options["model.mlp_width"] = None
     settings = Settings()
     for name, read in _ENVIRONMENT.items():
         settings[name] = read(run)
@@ -313,23 +220,28 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
     """
     # Most runs have equal settings, which are one object (`settings_of`).
     runs = list({id(settings): settings for settings in runs}.values())
+    names: dict[str, None] = {}
+    for settings in runs:
+        names |= dict.fromkeys(settings)
     different: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for settings in runs for name in settings):
-        values = [settings.get(name) for settings in runs]
-        if any(value != values[0] for value in values[1:]):
-            different[name] = _sorted_values(values)
+    for name in names:
+        first, *others = [settings.get(name) for settings in runs]
+        if any(value != first for value in others):
+            different[name] = _sorted_values([first, *others])
+    # The option `init` may be auto in one run, and the rule of `auto` in another: then the runs do not differ.
     if different.pop(_INIT_RULE, None) is None:
         different.pop("init", None)
     for group in ("norm", "placement", "optim"):
-        names = different.pop(f"{group}.name", None)
-        if names:
-            # Options of different norms differ, or are missing: the names of the norms say so already.
-            options = [name for name in different if name.startswith(f"{group}.")]
-            different[group] = names
-            for name in options:
-                values = different.pop(name)
-                if _differs_within(name, f"{group}.name", runs):
-                    different[name] = values
+        entries = different.pop(f"{group}.name", None)
+        if entries is None:
+            continue
+        # Options of different norms differ, or are missing: the names of the norms say so already.
+        options = [name for name in different if name.startswith(f"{group}.")]
+        different[group] = entries
+        for option in options:
+            values = different.pop(option)
+            if _differs_within(option, f"{group}.name", runs):
+                different[option] = values
     groups = {name.partition(".")[0] for name in different}
     for part, name in _CODE.items():
         # Another norm, init or model runs other code, and the option says so.
@@ -340,11 +252,16 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
 
 def _differs_within(name: str, kind: str, runs: Sequence[Mapping[str, Setting]]) -> bool:
     """Return whether runs with the same value of `kind` differ in a setting."""
-    kinds = {run.get(kind) for run in runs}
-    return len({(run.get(kind), run.get(name)) for run in runs}) > len(kinds)
+    kinds: set[Setting] = set()
+    pairs: set[tuple[Setting, Setting]] = set()
+    for settings in runs:
+        kinds.add(settings.get(kind))
+        pairs.add((settings.get(kind), settings.get(name)))
+    return len(pairs) > len(kinds)
 
 
 def _sorted_values(values: Iterable[Setting]) -> list[str]:
+    # Sorted as numbers if they are: the texts would put 16 before 4.
     by_text: dict[str, Any] = {}
     for value in values:
         by_text.setdefault(format_setting(value), value)

@@ -54,7 +54,8 @@ def count_spikes(series: Mapping[str, Series]) -> list[SpikeCount]:
     clip_factor = np.asarray(series["clip_factor"], dtype=np.float64)
     steps = np.flatnonzero(clip_factor != 0)
     # After the first value that is not finite the run has diverged, and its values tell nothing of spikes.
-    nonfinite = np.flatnonzero(~np.isfinite(np.stack([loss, grad_norm, clip_factor])[:, steps]).all(axis=0))
+    values_of_steps = np.stack([loss, grad_norm, clip_factor])[:, steps]
+    nonfinite = np.flatnonzero(~np.isfinite(values_of_steps).all(axis=0))
     if len(nonfinite):
         steps = steps[: nonfinite[0]]
     scored = max(0, len(steps) - WINDOW)
@@ -74,9 +75,12 @@ def _spikes(values: Series) -> NDArray[np.intp]:
     """
     indices: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
     for start in range(0, len(values) - WINDOW, CHUNK):
-        windows = np.lib.stride_tricks.sliding_window_view(values[start : start + CHUNK + WINDOW], WINDOW + 1)
+        # Chunks overlap by a window, so that each value is judged by the values before it, once.
+        chunk = values[start : start + CHUNK + WINDOW]
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, WINDOW + 1)
         before, last = windows[:, :-1], windows[:, -1]
         deviation = before.std(axis=1)
-        is_spike = (last - before.mean(axis=1) > DEVIATIONS * deviation) & (deviation > SMALLEST_DEVIATION)
+        is_far_above = last - before.mean(axis=1) > DEVIATIONS * deviation
+        is_spike = is_far_above & (deviation > SMALLEST_DEVIATION)
         indices.append(np.flatnonzero(is_spike) + WINDOW + start)
     return np.concatenate(indices)

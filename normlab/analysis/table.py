@@ -11,19 +11,13 @@ from typing import Any
 
 from normlab.analysis.baselines import baseline_levels
 from normlab.analysis.best import compare_with_baselines
-from normlab.analysis.cells import (
-    Cell,
-    Target,
-    group_cells,
-    reason_cells_not_comparable,
-    resolved_differences,
-    runs_of,
-    table_warnings,
-)
+from normlab.analysis.cell_differences import resolved_differences, table_warnings
+from normlab.analysis.cells import Cell, Target, group_cells, reason_cells_not_comparable, runs_of
 from normlab.analysis.comparability import differences, intact_runs
+from normlab.analysis.conditions import select_where
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.phrases import name_some
-from normlab.analysis.settings import arm_conflict, resolve_options, select_where
+from normlab.analysis.settings import arm_conflict, resolve_options
 from normlab.base.errors import ConfigError, StoreError
 from normlab.store.query import Folder, Selection, select_runs
 from normlab.store.record import RunRecord
@@ -168,7 +162,10 @@ def _with_target(cell: Cell, loss: float) -> Cell:
             notes.append(f"{error}; the run is left out of the steps to {loss:g}")
             continue
         runs += 1
-        reached += [evaluation for evaluation in measured if evaluation.loss <= loss][:1]
+        for evaluation in measured:
+            if evaluation.loss <= loss:
+                reached.append(evaluation)
+                break
     return replace(cell, target=Target(loss, runs, reached), notes=notes)
 
 
@@ -185,9 +182,13 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
     """
     levels = baseline_levels(cells, by, against)
     by_key = {cell.key: cell for cell in cells}
-    matches = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
+    matches: list[Cell | None] = []
+    for cell in cells:
+        levels_of_match = cell.levels | levels
+        matches.append(by_key.get(tuple(levels_of_match.values())))
     if not any(matches):
         raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
+    # A baseline matches itself, and a difference of a cell from itself is no test.
     baselines: list[Cell | None] = []
     for cell, match in zip(cells, matches, strict=True):
         baselines.append(None if match is cell else match)
@@ -209,10 +210,14 @@ def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
     if reason:
         return [f"not compared with the baseline, because {reason}"]
     warnings: list[str] = []
+    # A seed that one of the two lacks forms no pair, so that the comparison is of fewer seeds than the cells have.
     unpaired = set(cell.final.losses) ^ set(baseline.final.losses)
     if cell.losses and baseline.losses and unpaired:
         warnings.append(f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}")
-    intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
+    intended: list[str] = []
+    for option, level in cell.levels.items():
+        if level != baseline.levels[option]:
+            intended.append(option)
     different = list(map(str, differences([*cell.runs, *baseline.runs], intended)))
     if different:
         warnings.append(f"cell and baseline also differ in {'; '.join(different)}")

@@ -7,7 +7,8 @@ from typing import Any
 from normlab.analysis.best import Comparison
 from normlab.analysis.cells import Cell, SeedMean, Target, mean, runs_of
 from normlab.analysis.columns import Column, format_p
-from normlab.analysis.intervals import Design, Interval, PairedTest, design_of, format_losses
+from normlab.analysis.intervals import Design, Interval, design_of, format_losses
+from normlab.analysis.paired_tests import PairedTest
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.base.errors import counted

@@ -8,8 +8,9 @@ from typing import Any
 
 from normlab.analysis.columns import Column
 from normlab.analysis.comparability import differences, intact_runs, names_of, obstacles
+from normlab.analysis.conditions import select_where
 from normlab.analysis.factors import distinguishing_options, unexplained_options
-from normlab.analysis.settings import RESOLVED, format_setting, select_where, setting
+from normlab.analysis.settings import RESOLVED, format_setting, setting
 from normlab.report.tables import Row, render
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses, format_loss

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.conditions import select_where
 from normlab.analysis.factors import varying_options
-from normlab.analysis.settings import select_where, setting
+from normlab.analysis.settings import setting
 from normlab.base.errors import StatisticsError, StoreError, counted
 from normlab.report.histories import History, history, read_statistics
 from normlab.store.query import Folder, select_runs

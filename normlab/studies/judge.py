@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
-from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.cell_differences import resolved_differences
+from normlab.analysis.cells import group_cells
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.intervals import holm
+from normlab.analysis.paired_tests import holm
 from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import ConfigError, StoreError, counted

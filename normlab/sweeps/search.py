@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from normlab.analysis.conditions import select_where
 from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError, counted
 from normlab.base.options import plain_tree

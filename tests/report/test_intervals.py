@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from normlab.analysis.cells import SeedMean
-from normlab.analysis.intervals import format_losses, holm, mean_interval, paired_test
+from normlab.analysis.intervals import format_losses, mean_interval
+from normlab.analysis.paired_tests import holm, paired_test
 
 inf = math.inf
 

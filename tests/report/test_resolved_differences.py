@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.cell_differences import resolved_differences
+from normlab.analysis.cells import group_cells
 from normlab.store.run_json import Machine
 from support.made_runs import record_of
 
@@ -50,7 +51,7 @@ NOT_COMPARED = {"device_uuid", "wait_policy"}
 """They say which device it was, and how fast; neither changes the numbers."""
 
 
-@pytest.mark.parametrize("option", [*({each.name for each in fields(Machine)} - NOT_COMPARED), "pack"])
+@pytest.mark.parametrize("option", [*(each.name for each in fields(Machine) if each.name not in NOT_COMPARED), "pack"])
 def test_each_resolved_setting_is_named(option: str) -> None:
     value, other, text = CASES[option]
     peri = {"placement": "peri", option: value}

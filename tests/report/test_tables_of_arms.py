@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import normlab
-from normlab.analysis.cells import table_warnings
+from normlab.analysis.cell_differences import table_warnings
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import distinguishing_options, factors_of
 from normlab.analysis.table import summarize_by

@@ -1,6 +1,6 @@
 import pytest
 
-from normlab.analysis.settings import select_where
+from normlab.analysis.conditions import select_where
 from normlab.base.errors import ConfigError
 from support.made_runs import record_of
 

@@ -35,8 +35,10 @@ class Anytime(FactorTest):
                 values = list(differences.values())
                 # The intervals are of one sequence of values, and the best of several rates may change with each seed.
                 has_one_rate = len(cell.losses) == len(baseline.losses) == 1
+                # The confidence sequence is that of normal values, which an infinite difference is not.
+                is_finite = all(map(math.isfinite, values))
                 estimates = NOTHING
-                if has_one_rate and len(values) > 1 and all(map(math.isfinite, values)):
+                if has_one_rate and is_finite and len(values) > 1:
                     estimates = NOTHING | _estimates(values)
                 missing = "no common seed"
                 if not has_one_rate:

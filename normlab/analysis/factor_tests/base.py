@@ -43,13 +43,13 @@ class Question:
 
     def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
         """Yield the cells of each group with equal levels outside `over`: the group's label, and cells by level."""
-        inside = [factor.option for factor in over]
         groups: dict[str, dict[Key, Cell]] = {}
         for cell in self.cells:
             # The other levels of a cell are those of its group.
             outside = dict(cell.levels)
-            levels_inside = tuple(outside.pop(option) for option in inside)
-            groups.setdefault(label(outside, outside.values()), {})[levels_inside] = cell
+            inside = tuple(outside.pop(factor.option) for factor in over)
+            group = groups.setdefault(label(outside, outside.values()), {})
+            group[inside] = cell
         yield from groups.items()
 
     def changes(self, factors: Sequence[Factor]) -> Iterator[tuple[str, list[Change], list[Cell]]]:
@@ -61,14 +61,19 @@ class Question:
         changes_of_factors: list[list[Change]] = []
         for factor in factors:
             baseline = self.baselines[factor.option]
-            new_levels = [level for level in factor.levels if level != baseline]
-            changes_of_factors.append([(level, baseline) for level in new_levels])
+            changes_of_factor: list[Change] = []
+            for level in factor.levels:
+                if level != baseline:
+                    changes_of_factor.append((level, baseline))
+            changes_of_factors.append(changes_of_factor)
         for where, group in self.groups(factors):
             for changes in itertools.product(*changes_of_factors):
                 corners = list(itertools.product(*changes))
-                cells = [group[corner] for corner in corners if corner in group]
                 # A contrast with a missing corner would be another contrast.
-                if len(cells) == len(corners) and not reason_cells_not_comparable(cells):
+                if not group.keys() >= set(corners):
+                    continue
+                cells = [group[corner] for corner in corners]
+                if not reason_cells_not_comparable(cells):
                     yield where, list(changes), cells
 
     @cached_property
@@ -78,13 +83,14 @@ class Question:
     def contrast(self, cells: Iterable[Cell], weights: Iterable[float], labels: Row) -> Row:
         """Return a row with the contrast of the losses of cells, each at its best learning rate."""
         cells = list(cells)
-        result = contrast(list(zip(cells, weights, strict=True)), self.pool)
-        rates = {cell.best_lr for cell in cells}
+        rates: set[float | None] = set()
         runs: list[RunRecord] = []
         for cell in cells:
+            rates.add(cell.best_lr)
             runs += cell.runs_at(cell.best_lr)
         row = labels | dict.fromkeys(("estimate", "low", "high"))
         row |= {"n": 0, "n_crossed": None, "p": None, "method": None}
+        result = contrast(list(zip(cells, weights, strict=True)), self.pool)
         if result is not None:
             row |= {"estimate": result.estimate, "low": result.low, "high": result.high}
             row |= {"n": result.design.n, "n_crossed": result.design.crossing, "p": result.p, "method": result.test}
@@ -169,12 +175,14 @@ class FactorTest(ABC):
         """Return an estimate with its interval: `0.0232 [0.0200, 0.0269] (n=5)`, or why there is none."""
         if row["estimate"] is None:
             return self.number_text(row)
+        text = self.number_text(row)
         low, high = self.bound_text(row, "low"), self.bound_text(row, "high")
-        interval = ""
         if low and high:
-            interval = f" [{low}, {high}]"
-        levels = row["n_crossed"] or (row["n"], row["n"])
-        return f"{self.number_text(row)}{interval} (n={Design(row['n'], tuple(levels))})"
+            text += f" [{low}, {high}]"
+        n = row["n"]
+        # Independent replicates have n levels of each factor.
+        levels = row["n_crossed"] or (n, n)
+        return f"{text} (n={Design(n, tuple(levels))})"
 
     def number_text(self, row: Row) -> str:
         """Return an estimate without its interval, or why there is none."""

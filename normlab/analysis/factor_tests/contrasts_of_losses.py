@@ -73,7 +73,9 @@ class Interaction(ContrastTest):
             signs = itertools.product(*[(1.0, -1.0)] * len(factors))
             weights = list(map(math.prod, signs))
             for where, changes, cells in question.changes(factors):
-                differences = [f"({change_text(*pair)})" for pair in zip(factors, changes, strict=True)]
+                differences: list[str] = []
+                for factor, change in zip(factors, changes, strict=True):
+                    differences.append(f"({change_text(factor, change)})")
                 labels = self.labels(where, " x ".join(differences), "nats/token")
                 yield question.contrast(cells, weights, labels)
 
@@ -81,7 +83,8 @@ class Interaction(ContrastTest):
         sets = list(itertools.combinations(question.factors, 2))
         if question.over:
             sets = [tuple(question.over)]
-        if not sets or any(len(factors) < 2 for factors in sets):
+        # Without a second factor there is no difference of differences.
+        if not sets or len(sets[0]) < 2:
             raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
         return sets
 
@@ -95,12 +98,14 @@ class Trend(ContrastTest):
 
     def rows(self, question: Question) -> Iterator[Row]:
         """Yield the slopes over each factor of `--over`; by default over each numeric factor."""
-        factors = question.over or [factor for factor in question.factors if factor.is_numeric]
-        if not factors or not all(factor.is_numeric for factor in factors):
+        numeric = [factor for factor in question.compared_factors if factor.is_numeric]
+        # A name in --over that is no number is a mistake; among all factors such names are expected.
+        if not numeric or (question.over and len(numeric) < len(question.over)):
             named = " or ".join(factor.option for factor in question.compared_factors)
             raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
-        for factor in factors:
-            is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
+        for factor in numeric:
+            is_positive = all(float(level or 0) > 0 for level in factor.levels)
+            is_log = is_positive and factor.option in LOGARITHMIC
             contrast, unit = f"slope over {factor.name}", "nats/token per unit"
             if is_log:
                 contrast, unit = f"slope over ln({factor.name})", "nats/token per e-fold"
@@ -108,7 +113,8 @@ class Trend(ContrastTest):
                 positions = [float(level) for (level,) in group]  # pyright: ignore[reportArgumentType]
                 if is_log:
                     positions = list(map(math.log, positions))
+                cells = list(group.values())
                 # A slope needs two positions.
-                if len(set(positions)) > 1 and not reason_cells_not_comparable(list(group.values())):
+                if len(set(positions)) > 1 and not reason_cells_not_comparable(cells):
                     labels = self.labels(where, contrast, unit)
-                    yield question.contrast(group.values(), slope_weights(positions), labels)
+                    yield question.contrast(cells, slope_weights(positions), labels)

@@ -82,28 +82,39 @@ def best_rate(runs: Sequence[RunRecord]) -> BestRate | None:
     # Far from the minimum the loss is no parabola: it is bounded by that of a run that does not learn.
     learned = [run for run in runs if run.has_learned]
     lowest = min((run.loss for run in learned), default=math.nan)
-    near = [run for run in learned if run.loss <= lowest + NEAR]
-    if len(near) < FEWEST or len({run.lr for run in near}) < FEWEST_RATES:
+    rates: list[float] = []
+    losses: list[float] = []
+    for run in learned:
+        if run.loss <= lowest + NEAR:
+            rates.append(run.lr)
+            losses.append(run.loss)
+    n = len(losses)
+    if n < FEWEST or len(set(rates)) < FEWEST_RATES:
         return None
-    rates_N = np.log([run.lr for run in near])
-    losses_N = np.array([run.loss for run in near])
+    rates_N = np.log(rates)
+    losses_N = np.array(losses)
+    # Centred, so that the three columns of the least-squares problem are far from parallel.
     centre = rates_N.mean()
     design_N3 = np.vander(rates_N - centre, 3, increasing=True)
     coefficients_3 = np.linalg.lstsq(design_N3, losses_N)[0]
     _, b, c = coefficients_3
     # A parabola that opens downwards has no minimum, and one outside the rates is an extrapolation.
-    if c <= 0 or not rates_N.min() <= centre - b / (2 * c) <= rates_N.max():
+    if c <= 0:
         return None
-    freedom = len(near) - 3
+    optimum = centre - b / (2 * c)
+    if not rates_N.min() <= optimum <= rates_N.max():
+        return None
+    freedom = n - 3
     residuals_N = losses_N - design_N3 @ coefficients_3
     covariance_33 = np.linalg.inv(design_N3.T @ design_N3) * (residuals_N @ residuals_N) / freedom
     # (b + 2 c u)^2 = t^2 var(b + 2 c u), a quadratic equation for u
     t = float(stdtrit(freedom, (1 + LEVEL) / 2))
     vb, vbc, vc = covariance_33[1, 1], covariance_33[1, 2], covariance_33[2, 2]
     second, first, zeroth = 4 * (c * c - t * t * vc), 4 * (b * c - t * t * vbc), b * b - t * t * vb
+    # Otherwise the curvature is not known to be positive, and the solutions are no interval.
     low = high = None
     if second > 0:
         root = math.sqrt(max(0.0, first * first - 4 * second * zeroth))
         low = math.exp(centre + (-first - root) / (2 * second))
         high = math.exp(centre + (-first + root) / (2 * second))
-    return BestRate(math.exp(centre - b / (2 * c)), low, high, len(near))
+    return BestRate(math.exp(optimum), low, high, n)

@@ -16,7 +16,8 @@ from normlab.analysis.factor_tests.base import (
     holm_note,
     values_of,
 )
-from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, mean_interval, paired_test
+from normlab.analysis.intervals import LEVEL, Interval, Replicate, mean_interval
+from normlab.analysis.paired_tests import PairedTest, paired_test
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds, has_gap
 from normlab.base.errors import ConfigError, counted
 from normlab.store.record import RunRecord
@@ -45,19 +46,26 @@ class RateTest(FactorTest):
                 yield labels | _mean_row(number, numbers_of, cell)
             for factor in question.compared_factors:
                 for where, [change], cells in question.changes([factor]):
-                    sign, unit = (" / ", "ratio") if number.is_log else (" - ", number.unit)
+                    sign, unit = " - ", number.unit
+                    if number.is_log:
+                        sign, unit = " / ", "ratio"
                     labels = self.labels(where, f"{number.title}: {change_text(factor, change, sign)}", unit)
                     yield labels | _comparison_row(number, numbers_of, cells)
 
     def of_cells(self, cells: Sequence[Cell], number: RateNumber) -> list[tuple[Cell, Row]]:
         """Return the cells with a grid of `FEWEST_RATES`, each with its row of one of the numbers, without labels."""
         numbers_of = _numbers_of(number, cells)
-        return [(cell, _mean_row(number, numbers_of, cell)) for cell in cells if len(cell.losses) >= FEWEST_RATES]
+        rows: list[tuple[Cell, Row]] = []
+        for cell in cells:
+            if len(cell.losses) >= FEWEST_RATES:
+                rows.append((cell, _mean_row(number, numbers_of, cell)))
+        return rows
 
     def notes(self, rows: Sequence[Row]) -> list[str]:
         # The mean of logarithms is a geometric mean, and their differences are logarithms of ratios.
-        is_log = all(number.is_log for number in self.numbers)
-        mean, test = ("geometric mean", "paired t test of the logarithms") if is_log else ("mean", "paired t test")
+        mean, test = "mean", "paired t test"
+        if all(number.is_log for number in self.numbers):
+            mean, test = "geometric mean", "paired t test of the logarithms"
         lines = [number.text for number in self.numbers]
         lines.append(f"estimate: {mean} over n seeds with its {LEVEL:.0%} interval")
         if any(p is not None for p in values_of(rows, "p")):
@@ -104,20 +112,22 @@ def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
 
     A cell has none if no run of it has learned, or if it has several runs of a seed at one learning rate.
     """
-    all_runs: dict[Replicate, list[RunRecord]] = {}
+    runs_of_all_cells: dict[Replicate, list[RunRecord]] = {}
     for cell in cells:
         for seed, runs in by_seed(cell.completed).items():
-            all_runs.setdefault(seed, []).extend(runs)
+            runs_of_all_cells.setdefault(seed, []).extend(runs)
     numbers: dict[Key, Values] = {}
     for cell in cells:
-        values = numbers[cell.key] = {}
+        values: Values = {}
+        numbers[cell.key] = values
         seeds = complete_seeds(cell.runs)
         # Several runs of a seed at one rate may be of different models, whose curves must not be mixed.
         has_repeats = any(len(runs) > len(cell.losses) for runs in seeds.values())
         if has_repeats or not cell.has_learned:
             continue
         for seed, runs in seeds.items():
-            value = number.of(runs, all_runs[seed])
+            value = number.of(runs, runs_of_all_cells[seed])
+            # NaN is no number: a seed that has learned at no rate has no band.
             if not math.isnan(value):
                 values[seed] = value
     return numbers
@@ -134,7 +144,8 @@ def _mean_row(number: RateNumber, numbers_of: dict[Key, Values], cell: Cell) -> 
 def _comparison_row(number: RateNumber, numbers_of: dict[Key, Values], cells: Sequence[Cell]) -> Row:
     """Return the mean over seeds of the differences of a number between a cell and its baseline."""
     # S and the band depend on the grid.
-    is_comparable = number is HIGHEST or len({tuple(cell.losses) for cell in cells}) == 1
+    grids = {tuple(cell.losses) for cell in cells}
+    is_comparable = number is HIGHEST or len(grids) == 1
     numbers = [numbers_of[cell.key] for cell in cells]
     values: Values = {}
     if is_comparable:
@@ -170,6 +181,12 @@ def _row(
     missing = "no seed that trains"
     if all(cell.has_learned for cell in cells):
         missing = "several runs at one rate"
+    # A number that the grid cuts off is a bound, and a test of a bound has no p-value.
+    method = p = None
+    if isinstance(result, PairedTest):
+        method = result.test
+        if not beyond_grid:
+            p = result.p
     row: Row = {
         "estimate": _exp(estimate, number),
         "low": _exp(low, number),
@@ -179,13 +196,9 @@ def _row(
         "beyond_grid": beyond_grid,
         "n": len(values),
         "n_crossed": crossing,
-        "p": None,
-        "method": None,
+        "p": p,
+        "method": method,
     }
-    if isinstance(result, PairedTest):
-        row["method"] = result.test
-        if not beyond_grid:
-            row["p"] = result.p
     bad = runs = 0
     for cell in cells:
         bad += count_bad(cell.completed)

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from normlab.analysis.baselines import baseline_levels
-from normlab.analysis.cells import Cell, reason_cells_not_comparable, resolved_differences, runs_of
+from normlab.analysis.cell_differences import resolved_differences
+from normlab.analysis.cells import Cell, reason_cells_not_comparable, runs_of
 from normlab.analysis.factor_tests.anytime import Anytime
 from normlab.analysis.factor_tests.base import FactorTest, Question, Row
 from normlab.analysis.factor_tests.contrasts_of_losses import Interaction, Trend
@@ -11,9 +12,10 @@ from normlab.analysis.factor_tests.counts import Counts
 from normlab.analysis.factor_tests.optimum import Optimum
 from normlab.analysis.factor_tests.rate_tests import Range, Sensitivity
 from normlab.analysis.factors import Factor
-from normlab.analysis.intervals import holm
+from normlab.analysis.paired_tests import holm
 from normlab.analysis.settings import resolve_options
 from normlab.base.errors import ConfigError, unknown
+from normlab.store.record import Setting
 
 _CLASSES: Sequence[type[FactorTest]] = (Interaction, Trend, Counts, Sensitivity, Range, Optimum, Anytime)
 TESTS: dict[str, FactorTest] = {test.name: test() for test in _CLASSES}
@@ -40,17 +42,21 @@ def run_test(
     """
     if name not in TESTS:
         raise ConfigError(f"--test {name}: " + unknown("test", name, TESTS))
-    by_option = {factor.option: factor for factor in factors}
-    options = resolve_options(over, runs_of(cells), "--over")
-    for option in options:
+    by_option: dict[str, Factor] = {}
+    baselines: dict[str, Setting] = {}
+    for factor in factors:
+        by_option[factor.option] = factor
+        baselines[factor.option] = factor.levels[0]
+    over_factors: list[Factor] = []
+    for option in resolve_options(over, runs_of(cells), "--over"):
         if option not in by_option:
             raise ConfigError(f"--over {option}: is not one of the factors {', '.join(by_option)}; add it to --by")
-    baselines = {option: factor.levels[0] for option, factor in by_option.items()}
+        over_factors.append(by_option[option])
     if against is None:
         against = _baseline_of_sweep(cells, by_option)
     if against:
         baselines |= baseline_levels(cells, list(by_option), against)
-    question = Question(cells, factors, [by_option[option] for option in options], baselines)
+    question = Question(cells, factors, over_factors, baselines)
     rows = list(TESTS[name].rows(question))
     if not rows:
         reason = reason_cells_not_comparable(cells)
@@ -58,21 +64,25 @@ def run_test(
             raise ConfigError(f"--test {name}: {reason}; add these options to --by")
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     differences = resolved_differences(cells)
-    corrected = holm([row["p"] for row in rows])
-    for row, p in zip(rows, corrected, strict=True):
+    # All rows are one family, so that any false rejection in the table is at most as probable as the level.
+    p_values = [row["p"] for row in rows]
+    for row, p_holm in zip(rows, holm(p_values), strict=True):
         # A reason why an estimate is missing would mislead beside an estimate.
         if row["estimate"] is not None:
             row.pop("missing", None)
-        row.update(p_holm=p, resolved_differences=differences)
+        row |= {"p_holm": p_holm, "resolved_differences": differences}
     return rows
 
 
 def _baseline_of_sweep(cells: Sequence[Cell], by: Collection[str]) -> str | None:
     """Return the baseline for which the sweep of some cells has added seeds, if its options are factors; else None."""
+    # Several sweeps may have added seeds for different baselines, and a sweep without `until` has none.
     baselines = {run.design.baseline for run in runs_of(cells)}
-    if len(baselines) > 1 or baselines <= {""}:
+    if len(baselines) != 1:
         return None
     [baseline] = baselines
+    if not baseline:
+        return None
     try:
         baseline_levels(cells, list(by), baseline)
     except ConfigError:  # another --by, or conditions that leave it out

@@ -7,9 +7,10 @@ from typing import Any
 
 from normlab.analysis.cells import Cell, runs_of
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.conditions import select_where
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
-from normlab.analysis.settings import format_setting, select_where, setting, settings_of
+from normlab.analysis.settings import format_setting, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.base.errors import NormlabError, counted, printable
 from normlab.catalogue.statistics.registry import STATISTICS

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
-from normlab.analysis.cells import Cell, reason_cells_not_comparable, resolved_differences
+from normlab.analysis.cell_differences import resolved_differences
+from normlab.analysis.cells import Cell, reason_cells_not_comparable
 from normlab.analysis.comparability import reason_not_comparable
 from normlab.analysis.factor_tests.rate_tests import Range, Sensitivity
-from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
+from normlab.analysis.intervals import LEVEL, design_of, format_losses
+from normlab.analysis.paired_tests import PairedTest
 from normlab.analysis.phrases import name_some
 from normlab.analysis.rate_range import HIGHEST, NEAR, SENSITIVITY
 from normlab.analysis.settings import format_setting

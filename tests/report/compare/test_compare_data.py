@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from normlab.analysis.intervals import holm
+from normlab.analysis.paired_tests import holm
 from normlab.analysis.table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_points import MAX_POINTS

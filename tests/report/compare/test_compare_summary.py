@@ -10,7 +10,8 @@ from scipy import stats
 from normlab.analysis.best import compare_with_best, rank_cells
 from normlab.analysis.cells import group_cells
 from normlab.analysis.comparability import intact_runs
-from normlab.analysis.intervals import mean_interval, paired_test
+from normlab.analysis.intervals import mean_interval
+from normlab.analysis.paired_tests import paired_test
 from normlab.report.compare.summary_text import margin_text, summary_facts
 from normlab.store.query import find_runs
 

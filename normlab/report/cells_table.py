@@ -31,6 +31,7 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) ->
     rows = table_rows(table, columns)
     shown = list(rows[0]) if rows else []
     lines = notes(table, shown)
+    # A paper has the names of the factors, and not those of the options.
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
     return add_notes(render(rows, format, fixed=table.by), lines, format)
@@ -42,7 +43,10 @@ def _chosen_values(rows: Sequence[Row], by: Sequence[str], columns: Sequence[str
         return rows
     known = rows[0] if rows else ()
     keys = dict.fromkeys([*by, *_choose(columns, known)])
-    return [{key: row[key] for key in keys} for row in rows]
+    chosen: list[Row] = []
+    for row in rows:
+        chosen.append({key: row[key] for key in keys})
+    return chosen
 
 
 def _with_titles(row: Row, cell: Cell) -> Row:
@@ -59,10 +63,12 @@ def _with_titles(row: Row, cell: Cell) -> Row:
 def _choose(columns: Sequence[str], known: Iterable[str]) -> list[str]:
     """Return the columns with these names, in which spaces, underscores and case do not matter."""
     by_name = {_plain(key): key for key in known}
+    chosen: list[str] = []
     for name in columns:
         if _plain(name) not in by_name:
             raise ConfigError("--columns: " + unknown("column", name, list(by_name.values())))
-    return [by_name[_plain(name)] for name in columns]
+        chosen.append(by_name[_plain(name)])
+    return chosen
 
 
 def _plain(name: str) -> str:
@@ -72,7 +78,13 @@ def _plain(name: str) -> str:
 def json_rows(table: CellsTable) -> list[Row]:
     """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
     columns = columns_of(table, is_text=False)
-    return [cell.levels | {column.key: column.value(cell) for column in columns} for cell in table.cells]
+    rows: list[Row] = []
+    for cell in table.cells:
+        row: Row = dict(cell.levels)
+        for column in columns:
+            row[column.key] = column.value(cell)
+        rows.append(row)
+    return rows
 
 
 def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
@@ -81,17 +93,24 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     Raises:
         ConfigError: A column is unknown.
     """
-    known: dict[str, Column[Cell]] = {}
+    text_columns: Sequence[Column[Cell]] = ()
     if table.cells:
-        known = {column.title: column for column in columns_of(table, is_text=True)}
-    texts = {title: list(map(column.text, table.cells)) for title, column in known.items()}
-    shown = [title for title in known if known[title].is_default and any(texts[title])]
+        text_columns = columns_of(table, is_text=True)
+    texts: dict[str, list[str]] = {}
+    shown: list[str] = []
+    for column in text_columns:
+        texts[column.title] = list(map(column.text, table.cells))
+        if column.is_default and any(texts[column.title]):
+            shown.append(column.title)
     if columns:
-        chosen = _choose(columns, [*known, *table.by])
+        # Every row has the factors, so that they may be named, too.
+        chosen = _choose(columns, [*texts, *table.by])
         shown = [title for title in chosen if title not in table.by]
     rows: list[Row] = []
     for index, cell in enumerate(table.cells):
-        row: Row = {option: format_setting(value) for option, value in cell.levels.items()}
+        row: Row = {}
+        for option, value in cell.levels.items():
+            row[option] = format_setting(value)
         for title in shown:
             row[title] = texts[title][index]
         rows.append(row)
@@ -124,11 +143,13 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
 
 def _selection_notes(cells: Sequence[Cell]) -> list[str]:
     """Return the note that the best learning rate is selected, if a cell has several."""
-    sizes = sorted({len(cell.losses) for cell in cells if cell.losses})
-    if not sizes or sizes[-1] == 1:
+    sizes = [len(cell.losses) for cell in cells if cell.losses]
+    smallest, largest = min(sizes, default=0), max(sizes, default=0)
+    if largest < 2:
         return []
-    smallest, largest = sizes[0], sizes[-1]
-    count = f"{smallest}" if smallest == largest else f"{smallest}-{largest}"
+    count = f"{smallest}-{largest}"
+    if smallest == largest:
+        count = f"{smallest}"
     return [
         f"best lr: the best of {count} learning rates, selected on this same loss, so the loss is optimistic; a "
         "learning rate with a diverged seed is selected only if every learning rate has one"
@@ -137,12 +158,19 @@ def _selection_notes(cells: Sequence[Cell]) -> list[str]:
 
 def _comparison_notes(cells: Sequence[Cell]) -> list[str]:
     """Return what the comparisons with the baseline are."""
-    comparisons = [cell.comparison for cell in cells if cell.comparison]
-    methods = [comparison.test.test for comparison in comparisons if comparison.test]
+    methods: list[str] = []
+    tests = 0
+    for cell in cells:
+        if cell.comparison is None:
+            continue
+        # All comparisons are of one family, so that each has the number of them all.
+        tests = cell.comparison.tests
+        if cell.comparison.test is not None:
+            methods.append(cell.comparison.test.test)
     return [
         "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
         "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
-        f"run ranks worst); corrected by Holm's method for {counted(comparisons[0].tests, 'comparison')}, of all "
+        f"run ranks worst); corrected by Holm's method for {counted(tests, 'comparison')}, of all "
         "cells with their baselines",
         *pool_notes(methods),
     ]

@@ -49,13 +49,16 @@ class Channels:
             return {None: STYLES[0]}
         # By their place among all levels, so that conditions change no style.
         all_levels = self.style.all_levels or self.style.levels
-        return {level: STYLES[all_levels.index(level) % len(STYLES)] for level in self.style.levels}
+        styles: dict[Setting, str] = {}
+        for level in self.style.levels:
+            styles[level] = STYLES[all_levels.index(level) % len(STYLES)]
+        return styles
 
     def panel_label(self, values: Mapping[str, Setting]) -> str:
         if not self.panel:
             return ""
-        options = [factor.option for factor in self.panel]
-        return label(options, [values[option] for option in options])
+        levels = {factor.option: values[factor.option] for factor in self.panel}
+        return label(levels, levels.values())
 
 
 def level_colors(factor: Factor) -> dict[Setting, str]:
@@ -76,8 +79,8 @@ def level_colors(factor: Factor) -> dict[Setting, str]:
 def _nth_color(index: int) -> str:
     """Return a colour of the list; behind its end, the colours again, lighter and then darker."""
     base = COLORS[index % len(COLORS)]
-    tint = {0: base, 1: mix((base, "#ffffff"), 0.5), 2: mix((base, "#000000"), 0.5)}
-    return tint[index // len(COLORS) % 3]
+    tints = (base, mix((base, "#ffffff"), 0.5), mix((base, "#000000"), 0.5))
+    return tints[index // len(COLORS) % len(tints)]
 
 
 def mix(scale: Sequence[str], share: float) -> str:

@@ -73,8 +73,14 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def _linear_ticks(low: float, high: float) -> list[float]:
     """Return the multiples of 1, 2, 5 or 10 times a power of ten, of the smallest that gives at most `TICKS` steps."""
     size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
-    step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
+    step = size
+    for factor in (1, 2, 5, 10):
+        step = factor * size
+        if (high - low) / step <= TICKS:
+            break
+    # An end of the range may miss its tick by the last bits of the division.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    # In twelve digits, because a multiple of 0.1 in binary may have seventeen.
     return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
@@ -85,11 +91,13 @@ def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, 
     `skip` of the x axis values may lie above the range.
     """
     # The first losses of a run are far above the later ones, and would press these together.
-    first = skip * max((point.x for point in points), default=0.0)
-    later = [point for point in points if point.x >= first]
-    if skip and len({point.x for point in later}) <= 2:
-        later = points
-    points = _without_stuck(later if skip else points)
+    if skip:
+        first = skip * max((point.x for point in points), default=0.0)
+        later = [point for point in points if point.x >= first]
+        # Of a run with few evaluations, only the last one or two are left.
+        if len({point.x for point in later}) > 2:
+            points = later
+    points = _without_stuck(points)
     values = _values(points)
     if not values:
         return Axis(name, 0.0, 1.0, number_ticks(0.0, 1.0))
@@ -99,11 +107,11 @@ def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, 
         return Axis(name, low, high, number_ticks(low, high, is_log=True), is_log=True)
     # A wide interval may extend the axis by the range of the values at each end, not more.
     beyond = (high - low) or 0.1 * abs(high) or 1.0
-    ends: list[float | None] = []
+    ends: list[float | None] = [low, high]
     for point in points:
         ends += point.low, point.high
-    lowest, highest = min([low, *_finite(ends)]), max([high, *_finite(ends)])
-    low, high = max(low - beyond, lowest), min(high + beyond, highest)
+    finite_ends = _finite(ends)
+    low, high = max(low - beyond, min(finite_ends)), min(high + beyond, max(finite_ends))
     room = ROOM * (high - low or beyond)
     return Axis(name, low - room, high + room, number_ticks(low - room, high + room))
 
@@ -137,7 +145,12 @@ def number_axis(name: str, values: Sequence[float]) -> Axis:
     """Return the horizontal axis of some whole numbers, such as steps."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     high = max(high, low + 1)
-    return Axis(name, low, high, [tick for tick in number_ticks(low, high) if tick[0].is_integer()])
+    # There is no step 2.5.
+    ticks: list[tuple[float, str]] = []
+    for position, text in number_ticks(low, high):
+        if position.is_integer():
+            ticks.append((position, text))
+    return Axis(name, low, high, ticks)
 
 
 def tick_axis(name: str, ticks: Sequence[tuple[float, str]], *, is_log: bool, is_connected: bool) -> Axis:
@@ -159,7 +172,12 @@ def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
 
     The positions are the levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ...
     """
-    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
-    if not factor.is_numeric or len(set(positions.values())) < len(positions):
-        return {level: float(index) for index, level in enumerate(factor.levels)}, False
-    return positions, factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
+    ordinal: dict[Setting, float] = {}
+    numeric: dict[Setting, float] = {}
+    for index, level in enumerate(factor.levels):
+        ordinal[level] = float(index)
+        if isinstance(level, int | float):
+            numeric[level] = float(level)
+    if not factor.is_numeric or len(set(numeric.values())) < len(numeric):
+        return ordinal, False
+    return numeric, factor.option in LOGARITHMIC and all(x > 0 for x in numeric.values())

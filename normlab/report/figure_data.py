@@ -7,7 +7,7 @@ place of a mean.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell, runs_of
 from normlab.analysis.factor_tests.rate_tests import Range
-from normlab.analysis.factors import level_label, level_title
+from normlab.analysis.factors import level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
@@ -24,6 +24,7 @@ from normlab.base.parsing import is_whole_number
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
+from normlab.report.figure_layout import Layout, Panel, lines_of, points_of
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.report.histories import History
 from normlab.store.format import DIVERGED
@@ -32,26 +33,6 @@ from normlab.store.record import RunRecord
 
 MOST_RATES = 12
 """The most learning rates that each have a tick."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Points of one colour and line style, connected if the x axis has an order."""
-
-    label: str
-    color: str
-    style: str
-    points: Sequence[Point]
-    crosses: Sequence[float] = ()
-    """The steps at which seeds diverged."""
-    highest_rates: Sequence[Point] = ()
-    """The highest learning rate that trains in each cell, on the line; its interval is along the x axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    title: str
-    lines: Sequence[Line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,60 +47,6 @@ class Figure:
     is_connected: bool = True
     is_band: bool = False
     """Whether low and high are the range of the seeds, drawn as a band."""
-
-
-class Layout:
-    def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
-        self.cells, self.channels = cells, channels
-        self.panels: dict[str, list[Cell]] = {}
-        """The cells of each panel, by its title, in the order of the panel factors' levels."""
-        for cell in sorted(cells, key=self._order):
-            self.panels.setdefault(channels.panel_label(cell.levels), []).append(cell)
-        self.lines = {title: self._lines(members) for title, members in self.panels.items()}
-        """The lines of each panel without points, each with its cells."""
-
-    def _order(self, cell: Cell) -> list[int]:
-        """Return the positions of a cell's levels among those of the panel factors."""
-        return [factor.levels.index(cell.levels[factor.option]) for factor in self.channels.panel]
-
-    def _lines(self, cells: Sequence[Cell]) -> list[tuple[Line, list[Cell]]]:
-        channels = self.channels
-        lines: list[tuple[Line, list[Cell]]] = []
-        for color, color_text in channels.colors().items():
-            for style, style_text in channels.styles().items():
-                members, labels = list(cells), list[str]()
-                for factor, level in ((channels.color, color), (channels.style, style)):
-                    if factor:
-                        members = [cell for cell in members if cell.levels.get(factor.option) == level]
-                        labels.append(level_label(factor.option, level))
-                if members:
-                    lines.append((Line(", ".join(labels), color_text, style_text, ()), members))
-        return lines
-
-    def draw(
-        self,
-        points: Callable[[Sequence[Cell]], Sequence[Point]],
-        crosses: Callable[[Cell], Iterable[float]] | None = None,
-        highest_rates: Callable[[Sequence[Cell], Sequence[Point]], Sequence[Point]] | None = None,
-    ) -> list[Panel]:
-        """Return the panels with the points of the cells of each line, without lines that have none."""
-        panels: list[Panel] = []
-        for title, lines in self.lines.items():
-            drawn: list[Line] = []
-            for line, cells in lines:
-                points_of_line = points(cells)
-                if not points_of_line:
-                    continue
-                steps: list[float] = []
-                rates: Sequence[Point] = ()
-                if crosses:
-                    for cell in cells:
-                        steps += crosses(cell)
-                if highest_rates:
-                    rates = highest_rates(cells, points_of_line)
-                drawn.append(Line(line.label, line.color, line.style, points_of_line, steps, rates))
-            panels.append(Panel(title, drawn))
-        return panels
 
 
 def make_figure(
@@ -147,8 +74,12 @@ def make_figure(
     cache = ReadCache()
     try:
         figure = describe(kind, layout, cache, statistic, moment)
-    finally:  # where nothing can be drawn, they say why
-        for problem in dict.fromkeys(line for lines in cache.problems.values() for line in lines):
+    finally:
+        # Also where nothing can be drawn: then they say why.
+        problems: dict[str, None] = {}
+        for lines in cache.problems.values():
+            problems |= dict.fromkeys(lines)
+        for problem in problems:
             warn(problem)
     if len(figure.panels) > MAX_PANELS:
         raise ConfigError(
@@ -188,10 +119,18 @@ def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None 
 
 
 def _at_best(cells: Sequence[Cell]) -> str:
-    rates = set[float]().union(*(cell.losses for cell in cells))
+    rates = _rates_of(cells)
     if len(rates) == 1:
-        return f"at learning rate {format_setting(rates.pop())}"
+        return f"at learning rate {format_setting(rates[0])}"
     return "each cell at its best learning rate, selected on this same loss"
+
+
+def _rates_of(cells: Sequence[Cell]) -> list[float]:
+    """Return the learning rates at which a cell has a loss, in order."""
+    rates: set[float] = set()
+    for cell in cells:
+        rates.update(cell.losses)
+    return sorted(rates)
 
 
 def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell], Sequence[RunRecord]]) -> str:
@@ -206,25 +145,16 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
     if counts[STUCK] or counts[REGRESSED]:
         marks += ", open point: with stuck or regressed runs"
     caption = f"Final validation loss{what}: {marks}."
-    bad = [f"{counts[state]} {state}" for state in BAD_OUTCOMES if counts[state]]
+    bad: list[str] = []
+    for outcome in BAD_OUTCOMES:
+        if counts[outcome]:
+            bad.append(f"{counts[outcome]} {outcome}")
     if not bad:
         return caption
     return f"{caption} Of {counted(len(runs), 'run')}, {', '.join(bad)}."
 
 
 # Kinds of figures
-
-
-def lines_of(panels: Sequence[Panel]) -> list[Line]:
-    """Return the lines of all panels."""
-    return [line for panel in panels for line in panel.lines]
-
-
-def _points(panels: Sequence[Panel]) -> list[Point]:
-    points: list[Point] = []
-    for line in lines_of(panels):
-        points += line.points
-    return points
 
 
 def _factor(layout: Layout) -> Figure:
@@ -245,7 +175,7 @@ def _factor(layout: Layout) -> Figure:
     return Figure(
         "factor",
         tick_axis(factor.name, ticks, is_log=is_log, is_connected=factor.is_numeric),
-        value_axis(SERIES["val_loss"], _points(panels)),
+        value_axis(SERIES["val_loss"], points_of(panels)),
         panels,
         _loss_caption(f", {_at_best(layout.cells)}", layout.cells, lambda cell: cell.runs_at(cell.best_lr)),
         is_connected=factor.is_numeric,
@@ -261,7 +191,7 @@ def _learning_rates(layout: Layout) -> Figure:
 
     cells = layout.cells
     panels = layout.draw(points, highest_rates=_highest_rates)
-    rates = sorted(set[float]().union(*(cell.losses for cell in cells)))
+    rates = _rates_of(cells)
     caption = _loss_caption(" at each learning rate", cells, lambda cell: cell.completed)
     if any(line.highest_rates for line in lines_of(panels)):
         caption += (
@@ -270,24 +200,29 @@ def _learning_rates(layout: Layout) -> Figure:
         )
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = tick_axis("learning rate", ticks, is_log=True, is_connected=True)
-    # The trials of a search have a rate each: their ticks would cover each other.
+    # The trials of a search have a rate each, whose ticks would cover each other.
     if len(rates) > MOST_RATES:
         x = replace(x, ticks=number_ticks(x.low, x.high, is_log=True))
-    return Figure("lr", x, value_axis(SERIES["val_loss"], _points(panels)), panels, caption)
+    return Figure("lr", x, value_axis(SERIES["val_loss"], points_of(panels)), panels, caption)
 
 
 def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
     """Return the highest learning rate that trains in each cell, unless the grid ends first."""
-    known = sorted((point.x, point.y) for point in points if point.y is not None)
+    # A rate with a diverged seed has no mean, and no point on the line.
+    known: list[tuple[float, float]] = []
+    for point in points:
+        if point.y is not None:
+            known.append((point.x, point.y))
     if not known:
         return []
-    rates, losses = zip(*known, strict=True)
+    rates, losses = zip(*sorted(known), strict=True)
+    log_rates = list(map(math.log, rates))
     marks: list[Point] = []
     for _, row in Range().of_cells(cells, HIGHEST):
         if row["estimate"] is None or row["beyond_grid"]:
             continue
         # On the line of the losses, which is straight in ln rate.
-        y = float(np.interp(math.log(row["estimate"]), list(map(math.log, rates)), losses))
+        y = float(np.interp(math.log(row["estimate"]), log_rates, losses))
         # The interval of two seeds is wider than any figure.
         low = high = None
         if row["n"] > 2:
@@ -301,7 +236,8 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        return mean_curve([cache.curves(run)[series] for run in _runs_at_best(members)])
+        curves = [cache.curves(run)[series] for run in _runs_at_best(members)]
+        return mean_curve(curves)
 
     def crosses(cell: Cell) -> list[float]:
         steps: list[float] = []
@@ -320,8 +256,8 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
 
 def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
     """Return a figure of one of `SERIES` over steps; the axis fits the values after the first tenth of the steps."""
-    y = value_axis(SERIES[series], _points(panels), may_be_log=series == "grad_norm", skip=0.1)
-    steps = [point.x for point in _points(panels)]
+    y = value_axis(SERIES[series], points_of(panels), may_be_log=series == "grad_norm", skip=0.1)
+    steps = [point.x for point in points_of(panels)]
     for line in lines_of(panels):
         steps += line.crosses
     return Figure("loss", number_axis("step", steps), y, panels, caption, is_band=True)
@@ -350,19 +286,23 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
     panels = layout.draw(points)
     has_lines = bool(lines_of(panels))
+    # The statistic was measured, but not at this step.
     if steps and is_whole_number(moment) and not has_lines:
         nearest = sorted(sorted(steps, key=lambda step: abs(step - int(moment)))[:2])
         choice = " or ".join(map(str, nearest))
         raise ConfigError(f"--at {moment}: not measured at this step (stats.every says at which); choose {choice}")
     if not has_lines:
         raise ConfigError(_no_profile(name, site, layout, cache))
-    unit = STATISTICS[name].unit
-    title = statistic if unit == "1" else f"{statistic}, {unit}"
-    when = f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"
+    title, unit = statistic, STATISTICS[name].unit
+    if unit != "1":
+        title = f"{statistic}, {unit}"
+    when = f"step {moment}"
+    if moment in MOMENTS:
+        when = f"the {moment} measured step"
     return Figure(
         "layers",
-        number_axis("layer", [point.x for point in _points(panels)]),
-        value_axis(title, _points(panels), may_be_log=True),
+        number_axis("layer", [point.x for point in points_of(panels)]),
+        value_axis(title, points_of(panels), may_be_log=True),
         panels,
         f"{statistic} of each layer at {when}, {_at_best(layout.cells)}: median and range of the seeds. "
         "Layer 0 is the embeddings, the last one the LM head.",
@@ -374,12 +314,17 @@ def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
     known: set[tuple[str, str]] = set()
     for run in _runs_at_best(layout.cells):
         known.update(cache.profiles(run))
-    sites = sorted(known_site for statistic, known_site in known if statistic == name)
+    statistics: set[str] = set()
+    sites: list[str] = []
+    for statistic, known_site in known:
+        statistics.add(statistic)
+        if statistic == name:
+            sites.append(known_site)
     if sites:
-        return f"--statistic {name} {site}: " + unknown("site", site, sites)
+        return f"--statistic {name} {site}: " + unknown("site", site, sorted(sites))
     if name in STATISTICS and not known:
         return f"--statistic {name}: the runs have no statistics by layer; train with stats.every=10"
-    return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({statistic for statistic, _ in known}))
+    return f"--statistic {name}: " + unknown("statistic by layer", name, sorted(statistics))
 
 
 def _runs_at_best(cells: Sequence[Cell]) -> list[RunRecord]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.base.errors import ConfigError, printable
-from normlab.report.figure_data import Figure, Line, Panel, Point, lines_of
+from normlab.report.figure_data import Figure
+from normlab.report.figure_layout import Line, Panel, lines_of, points_of
+from normlab.report.figure_points import Point
 from normlab.report.pages.shell import write_output
 
 if TYPE_CHECKING:
@@ -81,11 +83,13 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
     canvas = Canvas(figsize=(width, height), layout="constrained")
     axes = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     flat = list(axes.flat)
+    # The last row may have fewer panels than the others.
     for axis in flat[count:]:
         axis.set_visible(False)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
         titles = textwrap.wrap(printable(panel.title), max(8, int(0.85 * width / across / CHARACTER)))
         axis.set_title("\n".join(map(_literal, titles)))
+        _set_ranges(axis, figure)
         _draw_lines(axis, figure, panel)
         _set_x_ticks(axis, figure, width / across)
         # Panels share their axes, so that only the outer ones need their names.
@@ -94,10 +98,15 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
             axis.tick_params(labelbottom=True)
         if index % across == 0:
             axis.set_ylabel(_literal(figure.y.name))
-    lines = {line.label: line for line in lines_of(figure.panels) if line.label}
+    # One legend above all panels: a line of several panels is in it once.
+    lines: dict[str, Line] = {}
+    for line in lines_of(figure.panels):
+        if line.label:
+            lines[line.label] = line
     if lines:
         handles = [Line2D([], [], **_style(line, figure), label=_literal(line.label)) for line in lines.values()]
-        fitting = max(1, int(width / (0.5 + CHARACTER * max(map(len, lines)))))
+        widest = max(map(len, lines))
+        fitting = max(1, int(width / (0.5 + CHARACTER * widest)))
         canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), fitting, 4))
     return canvas
 
@@ -139,7 +148,8 @@ def _set_x_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
             text.set_rotation_mode("anchor")
 
 
-def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
+def _set_ranges(axis: Axes, figure: Figure) -> None:
+    """Set the scales and the ranges of both axes, and the ticks of y."""
     low, high = figure.y.low, figure.y.high
     if figure.x.is_log:
         axis.set_xscale("log")
@@ -147,18 +157,32 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
         axis.set_yscale("log")
     # A logarithmic axis would add minor ticks to those of the figure.
     axis.minorticks_off()
-    has_diverged = any(point.diverged for line in lines_of(figure.panels) for point in line.points)
+    has_diverged = any(point.diverged for point in points_of(figure.panels))
     # Room above the values for the crosses of diverged seeds.
     axis.set_xlim(figure.x.low, figure.x.high)
     axis.set_ylim(low, high + 0.12 * (high - low) * has_diverged)
-    axis.set_yticks([y for y, _ in figure.y.ticks], [text for _, text in figure.y.ticks])
+    positions: list[float] = []
+    texts: list[str] = []
+    for y, text in figure.y.ticks:
+        positions.append(y)
+        texts.append(text)
+    axis.set_yticks(positions, texts)
     axis.grid(axis="y")
+
+
+def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
+    low, high = figure.y.low, figure.y.high
     crosses: dict[float, int] = {}
     for index, line in enumerate(panel.lines):
-        points = [point for point in line.points if point.y is not None]
         position = index - (len(panel.lines) - 1) / 2
-        x = [_shifted(figure, point.x, position) for point in points]
-        y = [point.y or 0.0 for point in points]
+        points: list[Point] = []
+        x: list[float] = []
+        y: list[float] = []
+        for point in line.points:
+            if point.y is not None:
+                points.append(point)
+                x.append(_shifted(figure, point.x, position))
+                y.append(point.y)
         axis.plot(x, y, **_style(line, figure))
         if figure.is_band:
             lows, highs = [point.low or 0.0 for point in points], [point.high or 0.0 for point in points]

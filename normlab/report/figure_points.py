@@ -164,7 +164,8 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
     count = -(-len(steps) // size)
     means = np.full((len(curves), count), np.nan)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    with np.errstate(all="ignore"):  # a damaged record may hold values that overflow
+    # A damaged record may hold values that overflow.
+    with np.errstate(all="ignore"):
         for row, curve in enumerate(curves):
             # The last losses of a diverged run are infinite.
             finite = np.isfinite(curve.values)
@@ -178,7 +179,8 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
         values = [value for value in means[:, index].tolist() if math.isfinite(value)]
         if values:
             x = float(steps[index * size : (index + 1) * size].mean())
-            mean = math.fsum(value / len(values) for value in values)  # divided first, because a sum can overflow
+            # Divided first, because a sum can overflow.
+            mean = math.fsum(value / len(values) for value in values)
             points.append(Point(x, mean, float(low[index]), float(high[index]), n=len(values)))
     return points
 

@@ -57,10 +57,13 @@ def read_statistics(folder: RunFolder, problems: list[str], name: str | None = N
     tiers: set[str] | None = None
     if name is not None:
         tiers = _tiers_of(name)
-    run = RunRecord.load(folder)  # read first, so that the arrays are at least as new as the status
-    arrays, unreadable = folder.statistics, list[str]()
+    # Read first, so that the arrays are at least as new as the status.
+    run = RunRecord.load(folder)
+    arrays = folder.statistics
+    unreadable: list[str] = []
     stored_parts = list(arrays.parts(unreadable))
-    if run.state != RUNNING:  # a running process may be in the middle of a row
+    # A running process may be in the middle of a row.
+    if run.state != RUNNING:
         for _, part in stored_parts:
             if part.has_torn_row():
                 unreadable.append(f"{part.file.path}: incomplete last row, left out")
@@ -95,10 +98,13 @@ def _tiers_of(name: str) -> set[str]:
 
 def histories(profiles: Sequence[Profiles]) -> Iterator[tuple[str, History]]:
     """Yield each measured or derived statistic with its history at each site."""
-    for statistic in STATISTICS.values():
+    for name in STATISTICS:
         # The parts of a damaged record may overflow or differ in depth.
+        parts: list[History] = []
         with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
-            yield from [(statistic.name, part) for part in history(profiles, statistic.name)]
+            parts = history(profiles, name)
+        for part in parts:
+            yield name, part
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:
@@ -126,14 +132,19 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
     if not by_site:
         assert problem is not None
         raise problem
-    return [_join_parts(name, site, parts, sorted(layers.get(site, ()))) for site, parts in by_site.items()]
+    joined: list[History] = []
+    for site, parts in by_site.items():
+        joined.append(_join_parts(name, site, parts, sorted(layers.get(site, ()))))
+    return joined
 
 
 def _join_parts(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], layers: list[int]) -> History:
     steps = np.concatenate([part.steps for part, _ in parts])
+    # Stable, so that of two parts with the same step the later one stays behind, as in `join`.
     order = np.argsort(steps, kind="stable")
     values = np.concatenate([values for _, values in parts])[order]
     statistic, counts, notes = STATISTICS[name], None, ()
+    # An average starts again with each part.
     if statistic.averaged:
         counts = np.concatenate([later_half_sizes(len(part.steps)) for part, _ in parts])[order].tolist()
     recorded = values

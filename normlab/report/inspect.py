@@ -53,6 +53,7 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
             return rows
         return _at(rows, at)
     except StatisticsError as error:
+        # A core statistic is measured without stats=full, too.
         if name not in STATISTICS or STATISTICS[name].tier == CORE:
             raise
         raise StatisticsError(f"{error}; train with stats=full to measure it") from error
@@ -134,11 +135,14 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes on one statistic: its warnings, and that the table has few of the steps and layers."""
-    lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
-    has_many_layers = any(len(site_rows) > MAX_LAYERS for site_rows in _by_site(rows).values())
-    if has_many_layers or len(rows[0]["steps"]) > MAX_STEPS:
-        lines.append("the table has some of the steps and layers; --json has all")
-    return lines
+    # Each layer of a site has the notes of the site.
+    lines: dict[str, None] = {}
+    for row in rows:
+        lines |= dict.fromkeys(row.get("notes", ()))
+    most_layers = max(map(len, _by_site(rows).values()))
+    if most_layers > MAX_LAYERS or len(rows[0]["steps"]) > MAX_STEPS:
+        lines["the table has some of the steps and layers; --json has all"] = None
+    return list(lines)
 
 
 def overview_reading(rows: Sequence[Row]) -> str:
@@ -162,13 +166,20 @@ def overview_rows(rows: Sequence[Row]) -> list[Row]:
             if len(layers) > 1:
                 ends = [layers[0], layers[-1]]
                 by_layer = sparkline([row["values"][-1] for row in layers])
+            names: list[str] = []
+            first: list[str] = []
+            last: list[str] = []
+            for row in ends:
+                names.append(row["layer"])
+                first.append(f"{row['values'][0]:.3g}")
+                last.append(f"{row['values'][-1]:.3g}")
             overview.append(
                 {
                     "statistic": statistic.name,
                     "site": site,
-                    "at": " / ".join(row["layer"] for row in ends),
-                    "first": " / ".join(f"{row['values'][0]:.3g}" for row in ends),
-                    "last": " / ".join(f"{row['values'][-1]:.3g}" for row in ends),
+                    "at": " / ".join(names),
+                    "first": " / ".join(first),
+                    "last": " / ".join(last),
                     "by layer": by_layer,
                     "over training": sparkline(layers[-1]["values"]),
                 }
@@ -260,22 +271,24 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
     The scale is logarithmic if all finite numbers are positive, else linear. Numbers within 1 % of each other are all
     drawn at half height.
     """
-    heights = list(evenly_spaced(values, width))
-    finite = [value for value in heights if math.isfinite(value)]
-    if not finite:
-        return "?" * len(heights)
-    flat = _FLAT * max(map(abs, finite))
-    if min(finite) > 0:
-        heights = [math.log(value) if math.isfinite(value) else value for value in heights]
+    drawn = evenly_spaced(values, width)
+    heights = [value for value in drawn if math.isfinite(value)]
+    if not heights:
+        return "?" * len(drawn)
+    flat = _FLAT * max(map(abs, heights))
+    is_log = min(heights) > 0
+    if is_log:
+        heights = list(map(math.log, heights))
         # A difference of logarithms is a relative difference.
-        finite, flat = list(map(math.log, finite)), _FLAT
-    low, span = min(finite), max(finite) - min(finite)
+        flat = _FLAT
+    low, span = min(heights), max(heights) - min(heights)
     bars = ""
-    for height in heights:
-        if not math.isfinite(height):
+    for value in drawn:
+        if not math.isfinite(value):
             bars += "?"
         elif span <= flat:
             bars += BARS[3]
         else:
+            height = math.log(value) if is_log else value
             bars += BARS[round((height - low) / span * (len(BARS) - 1))]
     return bars

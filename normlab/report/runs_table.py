@@ -48,7 +48,9 @@ def _pack(run: RunRecord) -> int | None:
 
 
 def _note(run: RunRecord) -> str:
-    notes = [_state_note(run), *(f"resumed {text}" for text in run.status.changes_at_resume)]
+    notes = [_state_note(run)]
+    for change in run.status.changes_at_resume:
+        notes.append(f"resumed {change}")
     if run.status.graph_problem:
         notes.append(f"without CUDA graphs: {run.status.graph_problem}")
     return "; ".join(filter(None, notes))
@@ -162,7 +164,9 @@ def summarize(
     for option in [*factors, *unexplained_options(records, factors)]:
         readers[option] = partial(setting, option=option)
     for name, read in RESOLVED.items():
-        if len({*map(read, records)} - {None}) > 1:
+        # A run whose record lacks the setting does not differ in it.
+        values = set(map(read, records)) - {None}
+        if len(values) > 1:
             readers[name] = read
     for name in _OPTIONS_IN_COLUMNS:
         readers.pop(name, None)
@@ -196,6 +200,7 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
         if difference.name in unexplained:
             different.append(str(difference))
     warnings = [f"the runs differ in more than {', '.join(factors)}: {'; '.join(different)}"]
+    # Each run is a group of its own, because the table has a row for each.
     names = names_of(obstacles([[run] for run in runs], factors))
     apart = [name for name in names if name in unexplained]
     if apart:
@@ -204,6 +209,7 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
 
 
 def _sort_key(row: Row) -> tuple[Any, ...]:
+    # A run without a loss comes last, and NaN has no place in an order.
     loss = row["val_loss"]
     if loss is None or math.isnan(loss):
         loss = math.inf

@@ -34,7 +34,8 @@ def statistics_of_runs(
     for run in runs:
         try:
             profiles = read_statistics(run.folder, problems, name)
-            measured += [(run, part) for part in history(profiles, name)]
+            for part in history(profiles, name):
+                measured.append((run, part))
         except (StoreError, StatisticsError) as error:
             missing.append(error)
     if not measured:
@@ -52,6 +53,7 @@ def statistics_of_runs(
             values = part.values[:, part.layers]
         steps, layers = values.shape
         parts["id"].append(np.full(values.size, run.run_id, dtype=object))
+        # Objects, so that the column of all runs keeps numbers, names and None.
         for option in options:
             column = np.empty(values.size, dtype=object)
             column[:] = setting(run, option)

@@ -14,5 +14,6 @@ def render_tests(test: FactorTest, rows: Sequence[Row], format: str) -> str:
     texts: list[Row] = []
     for row in rows:
         texts.append({column.title: column.text(row) for column in columns})
+    # The settings in which cells differ are those of the table, and every row has them.
     notes = [*test.notes(rows), *rows[0]["resolved_differences"]]
     return add_notes(render(texts, format, fixed=("where", "contrast")), notes, format)

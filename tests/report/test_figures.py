@@ -16,8 +16,9 @@ from normlab.base.errors import ConfigError, NormlabError
 from normlab.catalogue.statistics.statistic import CORE
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_axes import TICKS, number_ticks, short_number
-from normlab.report.figure_data import KINDS, Line, Panel, curve_figure, make_figure
+from normlab.report.figure_data import KINDS, curve_figure, make_figure
 from normlab.report.figure_draw import draw, write_figure
+from normlab.report.figure_layout import Line, Panel
 from normlab.report.figure_points import Point
 from normlab.store.runs import RunFolder
 

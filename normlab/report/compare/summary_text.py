@@ -25,7 +25,10 @@ from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED, RunRecord
 
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
-BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
+BAD_STATES = {
+    DIVERGED: DIVERGED, FAILED: FAILED, STUCK: STUCK, REGRESSED: REGRESSED, DAMAGED: DAMAGED,
+    "not finished": UNFINISHED,
+}  # fmt: skip
 """The states of runs that the summary counts, by their names in text."""
 
 
@@ -63,6 +66,7 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
     undecided = f"Not significantly better than the second best, {name}"
     if test is None:
         return f"{undecided}: the two cells have no seed in common ({loss_text(worse)})."
+    # Ranks of fewer than six pairs have no interval, and neither has one pair.
     if test.low is None or test.high is None or p is None:
         few = f"n={test.design} is too few for an interval"
         if worse.final.diverged:
@@ -79,6 +83,7 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
     if not compared.is_lower:
         return f"{undecided} ({details})."
     margin = f"{-test.estimate:.4f} nats/token"
+    # The difference from a diverged seed is infinite, which is no number to print.
     if math.isinf(test.estimate):
         margin = "far"
     return f"The loss is {margin} below that of the second best, {name} ({details})."
@@ -94,7 +99,10 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
     elif obstacle:
         facts.append(Fact(obstacle, strong=obstacle, text=" "))
     else:
-        with_best = {size: ranked for size, ranked in sizes.items() if _has_best(cells, ranked)}
+        with_best: dict[str, Sequence[int]] = {}
+        for size, ranked in sizes.items():
+            if _has_best(cells, ranked):
+                with_best[size] = ranked
         # All sizes together, because their p-values are corrected together.
         margins = compare_with_best(cells, with_best)
         for size, ranked in sizes.items():
@@ -154,7 +162,8 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
     # The numbers of a single cell have nothing to be compared with.
     if len(highest) < 2:
         return
-    table, texts = [("cell", SENSITIVITY.title, HIGHEST.title)], []
+    table = [("cell", SENSITIVITY.title, HIGHEST.title)]
+    texts: list[str] = []
     for (cell, highest_row), (_, s_row) in zip(highest, sensitivities, strict=True):
         gaps = ", with gaps below" if highest_row["gaps"] else ""
         interval = test_of_highest.estimate_text(highest_row) + gaps
@@ -184,22 +193,29 @@ def _difference_text(test: PairedTest) -> str:
 
 def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
     """Return the number of runs in each state other than finished, by cell."""
-    total = sum(len(cell.runs) for cell in cells) + len(missing)
-    counts: dict[str, Mapping[str, int]] = {}
-    for text, state in BAD_STATES.items():
-        counts[text] = {cell.label: cell.count(state) for cell in cells}
-    counts["in no cell"] = Counter(missing)
+    total = len(missing)
+    for cell in cells:
+        total += len(cell.runs)
     parts: list[str] = []
     badges: list[tuple[str, str]] = []
-    for text, by_name in counts.items():
-        number = sum(by_name.values())
+    for text, state in BAD_STATES.items():
+        number = 0
+        names: list[str] = []
+        for cell in cells:
+            count = cell.count(state)
+            number += count
+            if count:
+                names.append(f"{cell.label} ({count})")
         if not number:
             continue
-        names = [f"{name} ({count})" for name, count in by_name.items() if count]
         parts.append(f"{number} {text}: {name_some(names)}")
         # A run that has not finished is no failure.
-        kind = "bad" if text in BAD_STATES and text != "not finished" else "no"
+        kind = "no" if state == UNFINISHED else "bad"
         badges.append((f"{number} {text}", kind))
+    if missing:
+        names = [f"{state} ({count})" for state, count in Counter(missing).items()]
+        parts.append(f"{len(missing)} in no cell: {name_some(names)}")
+        badges.append((f"{len(missing)} in no cell", "no"))
     runs = counted(total, "run")
     if parts:
         sentence = f"Of {runs}, {'. '.join(parts)}."
@@ -219,10 +235,11 @@ def _selection_note(cells: Sequence[Cell]) -> list[str]:
     selected: list[str] = []
     if any(len(cell.losses) > 1 for cell in cells):
         selected.append("each cell's learning rate")
+    largest = max(sizes, default=0)
     # The better of two cells is a comparison; the best of more is a selection.
-    if max(sizes, default=0) > 2 and not not_comparable(cells):
+    if largest > 2 and not not_comparable(cells):
         up_to = "up to " if len(set(sizes)) > 1 else ""
-        selected.append(f"the best of {up_to}{max(sizes)} cells")
+        selected.append(f"the best of {up_to}{largest} cells")
     if not selected:
         return []
     if len(selected) == 1:

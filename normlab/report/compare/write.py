@@ -77,10 +77,15 @@ class ComparePage:
 
     @property
     def _channels(self) -> dict[str, Any]:
-        return {channel: option for channel, option in self.channels.items() if option is not None}
+        chosen: dict[str, Any] = {}
+        for channel, option in self.channels.items():
+            if option is not None:
+                chosen[channel] = option
+        return chosen
 
     @property
     def _command(self) -> str:
+        """The command that writes this page, which the page shows."""
         flags: list[str] = []
         if self.by is not None:
             flags += ["--by", ",".join(self.by)]

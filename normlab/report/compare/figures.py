@@ -19,6 +19,7 @@ from normlab.report.tables import Row
 from normlab.store.record import RunEntry
 
 MAX_UNFINISHED = 48
+"""Most lines of the figure of unfinished runs."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
 TITLES = {
@@ -28,7 +29,6 @@ TITLES = {
 """The figures of the page in their order, with their titles."""
 FIRST_STATISTICS = ("dresid_rms", "resid_rms")
 """The statistics of each layer that the page shows first: the gradients and the activations of the residual stream."""
-
 
 Style = tuple[str, str, str]
 """The label, the colour and the line style of a line."""
@@ -44,7 +44,7 @@ class PageFigures:
     """The options in which the runs differ, which name a run that has no name."""
     cache: ReadCache
     styles: dict[Style, int] = field(default_factory=dict)
-    """The number of each style, in the order of the numbers."""
+    """The number of each style, in the order of the numbers; `values` fills it."""
 
     def values(self) -> list[Row]:
         """Return the figures that the runs have, as JSON values; a line has the number of its style."""
@@ -129,7 +129,7 @@ def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     first: list[str] = []
     others: list[str] = []
     for (name, site), layers in layers_of.items():
-        # One layer, such as the final norm, is no curve over layers.
+        # A single layer is no curve over layers.
         if layers <= 1:
             continue
         statistic = name

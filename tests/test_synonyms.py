@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from normlab.base.errors import did_you_mean
+from normlab.base.plugins import plugin_file
 from normlab.catalogue import entries as catalogue
 
 Command = Callable[..., tuple[int, str, str]]
@@ -20,6 +21,10 @@ VALUES = {
 }
 
 
+PLUGIN_KINDS = {"norms": "norm", "placements": "placement"}
+"""What a plugin's entry of a list is registered as; other tests register plugins."""
+
+
 def spellings(title: str) -> Iterator[str]:
     """Yield a title as people write it: with hyphens, spaces, underscores or nothing, in upper and in lower case."""
     for mark in ("-", " ", "_", ""):
@@ -32,14 +37,23 @@ TITLES = {option: catalogue.titles(option) for option in catalogue.KINDS} | {
 }
 
 
-@pytest.mark.parametrize("option", catalogue.KINDS)
-def test_each_entry_has_a_title_of_its_own(option: str) -> None:
-    """It is the name in papers, so it equals the value only where papers write it so."""
-    titles = TITLES[option]
-    entries = [entry["name"] for entry in catalogue.entries(catalogue.KINDS[option]) if "preset_of" not in entry]
-    assert list(titles) == entries
+@pytest.mark.parametrize("kind", ["norms", "placements", "data", "optim", "init", "stats"])
+def test_each_entry_has_a_title_of_its_own(kind: str) -> None:
+    """It is the name in papers, so it equals the name of the entry only where its source writes it so."""
+    titles: dict[str, str] = {}
+    for entry in catalogue.ENTRIES[kind]():
+        if "preset_of" not in entry and plugin_file(PLUGIN_KINDS.get(kind, ""), entry["name"]) is None:
+            titles[entry["name"]] = entry["title"]
+    assert all(titles.values())
     assert len(set(titles.values())) == len(titles)
-    assert {value for value, title in titles.items() if value == title} == ({"parallel"} & set(titles))
+    same = {name for name, title in titles.items() if name == title}
+    assert same == {"parallel", "nanochat", "sharpness"} & titles.keys()
+
+
+@pytest.mark.parametrize("option", catalogue.KINDS)
+def test_the_titles_of_the_values_of_an_option_are_those_of_the_entries(option: str) -> None:
+    entries = catalogue.entries(catalogue.KINDS[option])
+    assert TITLES[option] == {entry["name"]: entry["title"] for entry in entries if "preset_of" not in entry}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +109,8 @@ def test_a_name_of_something_that_is_not_here_leads_nowhere(option: str, name: s
         (["train", "model.positions=rotary"], "rope"),
         (["list", "placements", "pre-norm"], "pre"),
         (["list", "norms", "no norm"], "none"),
+        (["list", "stats", "Effective rank"], "erank"),
+        (["list", "init", "tiny-init"], "tinyinit"),
         (["explain", "--norm", "RMSNorm"], "rmsnorm"),
     ],
 )

@@ -19,7 +19,7 @@ from normlab.catalogue.norms.base import NORMS
 from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.placements.base import PLACEMENTS, SWITCHES
 from normlab.catalogue.placements.base import load_all as load_placements
-from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS, INIT_RULES, standard_deviations
+from normlab.catalogue.placements.init_rules import INIT_RULES, standard_deviations
 from normlab.model.fingerprint import fingerprint
 from normlab.model.small import small_config
 from normlab.verify.variants import NAME_FIELDS, other_values
@@ -73,7 +73,7 @@ def current(kind: str, name: str) -> Entry:
         case "placement":
             return with_options(PLACEMENTS[name], placement_fingerprint)
         case _:
-            return {"version": INIT_RULE_VERSIONS.get(name, 1), "fingerprint": init_fingerprint(name)}
+            return {"version": INIT_RULES[name].version, "fingerprint": init_fingerprint(name)}
 
 
 ENTRIES = [

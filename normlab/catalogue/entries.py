@@ -27,8 +27,8 @@ _DECLARED = (
     "title", "formula", "formulas", "weights_formula", "embedding_formula", "head_weights_formula", "head_formula",
     "inside", "incompatible_inits", "source", "note",
     "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
-    "invariant_to", "equals", "pitfalls", "causal", "init", "embedding_norm", "final_norm", "hub",
-    "batch_statistics",
+    "invariant_to", "equals", "laws", "pitfalls", "causal", "init", "init_source", "embedding_norm", "final_norm",
+    "hub", "batch_statistics",
 )  # fmt: skip
 """Class attributes, or fields of a row of the algebra, that become keys of an entry."""
 
@@ -162,7 +162,7 @@ def _statistics() -> list[Entry]:
     from normlab.catalogue.statistics.registry import STATISTICS
     from normlab.catalogue.statistics.statistic import MERGES, OF, TIERS
 
-    keys = ("name", "tier", "of", "formula", "unit", "merge", "question", "source")
+    keys = ("name", "title", "tier", "of", "formula", "unit", "merge", "question", "source")
     entries: list[Entry] = []
     for statistic in STATISTICS.values():
         entry = {key: getattr(statistic, key) for key in keys}
@@ -195,6 +195,6 @@ def one_entry(kind: str, name: str) -> Entry:
     entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
     if name not in entries:
         elsewhere = OTHER_NAMES if kind in ("norms", "placements") else None
-        option = kind.removesuffix("s")
-        raise ConfigError(f"list {kind}: " + unknown(option, name, entries, elsewhere, titles(option)))
+        titles = {known: entry["title"] for known, entry in entries.items() if entry.get("title")}
+        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries, elsewhere, titles))
     return entries[name]

@@ -80,7 +80,7 @@ def standard_deviation(rule_name: str, weight: Weight, ratio: float = 1.0) -> fl
     # No init rule has this role, so these matrices start alike by all of them.
     if weight.role == STREAMS:
         return STREAMS_STD
-    std = INIT_RULES[rule_name](weight)
+    std = INIT_RULES[rule_name].std(weight)
     return std / math.sqrt(ratio) if weight.layer else std
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from normlab.base.plugins import plugin_file, version_of
 from normlab.base.version import __version__
-from normlab.catalogue.placements.init_rules import INIT_RULE_VERSIONS
+from normlab.catalogue.placements.init_rules import INIT_RULES
 from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
@@ -48,7 +48,7 @@ def versions(config: RunConfig) -> dict[str, int | str]:
     return {
         "norm": version_of("norm", norm.name, norm.version),
         "placement": version_of("placement", placement.name, placement.version),
-        "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
+        "init": version_of("init rule", rule, INIT_RULES[rule].version),
         "optim": config.optim.version,
     }
 

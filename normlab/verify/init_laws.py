@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from normlab.base.errors import unknown
 from normlab.catalogue.corpora import StdlibData
 from normlab.catalogue.norms.base import NORMS
 from normlab.catalogue.optimizers.options import AdamW
-from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.catalogue.placements.base import PLACEMENTS, Placement
 from normlab.catalogue.placements.init_rules import standard_deviations
 from normlab.config.model import ModelConfig
 from normlab.config.schema import RunConfig
@@ -76,9 +77,8 @@ def measure(config: RunConfig, model: GPT) -> Profile:
 
 
 class Law(NamedTuple):
-    """A law of one placement: a statistic of the profiles lies in an interval."""
+    """A law of some placements, which declare its name: a statistic of the profiles lies in an interval."""
 
-    placement: str
     init: str
     claim: str
     source: str
@@ -107,40 +107,49 @@ def over_root_of_2l(profiles: list[Profile]) -> float:
 DEPTHS = (4, 8, 16)
 LAST_POWER, FIRST_POWER = power_of_depth("last"), power_of_depth("first")
 XIONG = "Xiong et al. 2020, arXiv:2002.04745, theorem 1"
-SUM = "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other"
-LAWS = (
-    Law("post", "xavier", "the last gradient does not depend on L", XIONG, DEPTHS, LAST_POWER, -0.2, 0.2),
-    Law("pre", "xavier", "the last gradient falls as a power of L", XIONG, DEPTHS, LAST_POWER, -0.75, -0.3),
-    Law("peri", "xavier", *SUM, DEPTHS, over_root_of_2l, 0.93, 1.07),
-    Law("res_post", "xavier", *SUM, DEPTHS, over_root_of_2l, 0.93, 1.07),
-    Law(
-        "deepnorm", "deepnorm", "the first and the last gradient are equal", "Wang et al. 2022, arXiv:2203.00555",
+LAWS = {
+    "last_gradient_constant": Law(
+        "xavier", "the last gradient does not depend on L", XIONG, DEPTHS, LAST_POWER, -0.2, 0.2
+    ),
+    "last_gradient_falls_with_depth": Law(
+        "xavier", "the last gradient falls as a power of L", XIONG, DEPTHS, LAST_POWER, -0.75, -0.3
+    ),
+    "stream_is_root_of_2l": Law(
+        "xavier", "the stream's RMS is the root of 2L", "2L branches of RMS 1, independent of each other",
+        DEPTHS, over_root_of_2l, 0.93, 1.07,
+    ),
+    "first_and_last_gradient_equal": Law(
+        "deepnorm", "the first and the last gradient are equal", "Wang et al. 2022, arXiv:2203.00555",
         (16,), lambda profiles: profiles[0].last / profiles[0].first, 0.85, 1.15,
     ),
-    Law(
-        "keel", "gpt2", "the last gradient falls as 1 / L", "N(2L x + F) divides the branch by 2L",
+    "last_gradient_over_depth": Law(
+        "gpt2", "the last gradient falls as 1 / L", "N(2L x + F) divides the branch by 2L",
         DEPTHS, LAST_POWER, -1.1, -0.9,
     ),
-    Law(
-        "keel", "gpt2", "the first gradient does not depend on L", "the first block has no factor 2L",
+    "first_gradient_constant": Law(
+        "gpt2", "the first gradient does not depend on L", "the first block has no factor 2L",
         DEPTHS, FIRST_POWER, -0.1, 0.1,
     ),
-    Law(
-        "pre", "gpt2", "the last gradient is larger than post's: Xiong's comparison is reversed",
+    "last_gradient_above_post": Law(
+        "gpt2", "the last gradient is larger than post's: Xiong's comparison is reversed",
         "measured here", (8,), lambda profiles: profiles[0].last / profile("post", "gpt2", 8).last, 2.0, 50.0,
     ),
-)  # fmt: skip
+}  # fmt: skip
+"""The laws by the names that placements declare (`Placement.laws`)."""
 
 
-def law_checks(placement: str) -> Iterator[Check]:
-    """Yield the check of each law of a placement."""
-    for law in LAWS:
-        if law.placement != placement:
+def law_checks(placement: Placement) -> Iterator[Check]:
+    """Yield the check of each law that a placement declares; one with an unknown name fails."""
+    subject = f"placement {placement.name}"
+    for name in placement.laws:
+        if name not in LAWS:
+            yield Check(subject, "declares laws that are known", passed=False, result=unknown("law", name, LAWS))
             continue
-        value = law.statistic([profile(placement, law.init, depth) for depth in law.depths])
+        law = LAWS[name]
+        value = law.statistic([profile(placement.name, law.init, depth) for depth in law.depths])
         depths = ", ".join(map(str, law.depths))
         yield Check(
-            f"placement {placement}",
+            subject,
             f"with layernorm at init={law.init}, {law.claim}",
             passed=law.at_least <= value <= law.at_most,
             result=f"expected {law.at_least:g} to {law.at_most:g}, found {value:.3f} at L = {depths}",

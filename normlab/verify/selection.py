@@ -230,7 +230,7 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     yield placements.autocast_check(small, subject)
     yield from placements.logits_checks(small, subject)
     if thorough:
-        yield from law_checks(placement.name)
+        yield from law_checks(placement)
 
 
 def _has_effect(small: SmallModel, changed: Iterable[SmallModel]) -> bool:

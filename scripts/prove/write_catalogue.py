@@ -7,7 +7,6 @@ A preset is a YAML file in `conf/` whose first line is a comment that describes 
 """
 
 import dataclasses
-import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import yaml
 
 from normlab.base.paths import config_dir
 from normlab.catalogue.entries import CAUSAL, FILE, Entry, describe, options_of
-from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.catalogue.placements.init_rules import INIT_RULES, InitRule
 from normlab.catalogue.placements.table import ROWS
 from normlab.config.compose import norm_presets
 from normlab.config.override_errors import GROUPS
@@ -25,21 +24,18 @@ from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 
 
-def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
-    """Return the entry of an init rule.
-
-    Its docstring is the formula, then `Source:` and the source.
-    """
-    formula, _, source = " ".join(documentation.split()).partition(" Source: ")
-    defaults = [placement["name"] for placement in known if placement["init"] == name]
+def _rule(name: str, rule: InitRule, known: list[Entry]) -> Entry:
+    """Return the entry of an init rule, whose docstring is its formula."""
+    formula = " ".join((rule.std.__doc__ or "").split())
+    sources = {placement["name"]: placement["init_source"] for placement in known if placement["init"] == name}
     wrong_for = [
         placement["name"]
         for placement in known
-        if {name, "other"} & set(placement.get("incompatible_inits") or ()) and placement["name"] not in defaults
+        if {name, "other"} & set(placement.get("incompatible_inits") or ()) and placement["name"] not in sources
     ]
     return {
-        "name": name, "formula": formula.rstrip("."), "source": source.rstrip("."), "placements": defaults,
-        "wrong_for": wrong_for,
+        "name": name, "title": rule.title, "formula": formula.rstrip("."), "source": rule.source,
+        "placements": list(sources), "placement_sources": sources, "wrong_for": wrong_for,
     }  # fmt: skip
 
 
@@ -89,7 +85,7 @@ def declared_entries() -> dict[str, list[Entry]]:
         "recipes": _recipes(), "stats": _presets("stats"),
         "data": [describe(kind, name) for name, kind in GROUPS["data"].items()],
         "optim": [describe(kind, name) for name, kind in GROUPS["optim"].items()],
-        "init": [_rule(name, inspect.getdoc(rule) or "", placements) for name, rule in INIT_RULES.items()],
+        "init": [_rule(name, rule, placements) for name, rule in INIT_RULES.items()],
         "options": [{"name": option.pop("option"), **option} for option in options if option["option"] not in GROUPS],
     }  # fmt: skip
 

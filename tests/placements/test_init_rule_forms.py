@@ -38,7 +38,7 @@ def test_a_row_with_another_init_fails(name: str, wrong: str, monkeypatch: pytes
 
 
 def test_the_tables_have_every_rule_and_placement_of_the_package() -> None:
-    assert set(CLOSED_FORMS) == {name for name in INIT_RULES if INIT_RULES[name].__module__.startswith("normlab.")}
+    assert set(CLOSED_FORMS) == {name for name in INIT_RULES if INIT_RULES[name].std.__module__.startswith("normlab.")}
     own_wiring = [placement for placement in load_all().values() if not isinstance(placement, AlgebraPlacement)]
     ours = {placement.name for placement in own_wiring if type(placement).__module__.startswith("normlab.")}
     assert {row.name for row in ROWS} | ours == INIT_OF_PLACEMENT.keys()

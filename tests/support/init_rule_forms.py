@@ -40,40 +40,24 @@ GROUPS = (("tokens",), ("positions",), ("head",), ("q", "k"), ("v", "up", "gate"
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
-OUT_NORM = "our choice: the norm after the branch cancels smaller outputs, which only make the first gradients larger"
-INITS = (
-    ("gpt2_scaled", "pre", "GPT-2: Radford et al. 2019, section 2.3"),
-    ("gpt2_scaled", "parallel parallel_two_norms", "our choice: that of pre; only the sub-layers' inputs differ"),
-    ("gpt2_scaled", "siamese", "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"),
-    ("gpt2_scaled", "hyper_connections", "our choice: that of pre; each stream starts as that of pre"),
-    ("gpt2", "attn_res", "our choice: the source names no rule, and the stream begins again in some blocks"),
-    ("gpt2", "mhc identity_hc", "DeepSeek-V4 of transformers: N(0, 0.02) for every matrix"),
-    ("gpt2_scaled", "x0_lambdas", "our choice: that of pre; in nanochat outputs start at zero"),
-    ("xavier", "post", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
-    ("xavier", "pre_post", "our choice: that of post, since it has the same norm on the stream"),
-    ("xavier", "resi_dual", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
-    ("xavier", "skipinit rezero", "our choice: branches start at 0, so the rule has no effect at the start"),
-    ("gpt2", "peri sandwich peri_raw_attn", OUT_NORM),
-    ("gpt2", "depth_scaled_sandwich", f"{OUT_NORM}; the paper's own, tinyinit, is known from a secondary source"),
-    ("gpt2", "res_post", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
-    ("gpt2", "mix_ln", "our choice: its first blocks are post, the others pre, and neither rule suits both"),
-    ("gpt2", "keel", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
-    ("gpt2", "lns", "the authors' README (arXiv:2502.05795): outputs are not scaled, because 1 / sqrt(l) does that"),
-    ("gpt2", "layerscale gpas norm_preserving", "our choice: the source names no rule"),
-    ("gpt2", "normformer", "our choice: one of its two branches ends in a norm, which cancels smaller outputs"),
-    ("gpt2", "ngpt", "our choice: rows are normalised to length 1, so the rule has no effect"),
-    ("deepnorm", "deepnorm", "Wang et al. 2022, arXiv:2203.00555"),
-    ("sub_ln", "sub_ln", "Wang et al. 2022, arXiv:2210.06423"),
-    ("smallinit_scaled", "hybridnorm hybridnorm_star", "the public code of Zhuo et al. 2025, arXiv:2503.04598"),
-    ("xavier_scaled", "b2t", "after the public code of Takase et al. 2022, arXiv:2206.00330"),
-)
-INIT_OF_PLACEMENT = {name: (rule, source) for rule, names, source in INITS for name in names.split()}
-"""The init rule of each placement, and its source."""
+INITS = {
+    "gpt2_scaled": "pre parallel parallel_two_norms siamese hyper_connections x0_lambdas",
+    "gpt2": "attn_res mhc identity_hc peri sandwich peri_raw_attn depth_scaled_sandwich res_post mix_ln keel lns "
+    "layerscale gpas norm_preserving normformer ngpt",
+    "xavier": "post pre_post resi_dual skipinit rezero",
+    "deepnorm": "deepnorm",
+    "sub_ln": "sub_ln",
+    "smallinit_scaled": "hybridnorm hybridnorm_star",
+    "xavier_scaled": "b2t",
+}
+"""The placements that have each init rule."""
+INIT_OF_PLACEMENT = {name: rule for rule, names in INITS.items() for name in names.split()}
+"""The init rule of each placement."""
 
 
 def placement_init_check(placement: Placement) -> Iterator[Check]:
     """Check a placement's init rule against `INIT_OF_PLACEMENT`."""
-    rule, source = INIT_OF_PLACEMENT[placement.name]
+    rule, source = INIT_OF_PLACEMENT[placement.name], placement.init_source
     yield check_equal(f"placement {placement.name}", f"has init={rule}", rule, placement.init, source)
 
 

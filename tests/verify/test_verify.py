@@ -1,5 +1,6 @@
 """`normlab verify`: the catalogue passes every check, and a wrong entry fails one."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from normlab.catalogue.norms.base import NORMS, load_all
-from normlab.catalogue.placements.algebra import AlgebraPlacement, Row, SubLayer
+from normlab.catalogue.placements.algebra import ROWS_BY_NAME, AlgebraPlacement, Row, SubLayer
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.catalogue.placements.wiring import Residual
@@ -149,11 +150,19 @@ def test_the_names_in_a_message_are_those_that_the_documentation_explains(
 
 def test_the_law_of_another_placement_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream of pre grows more slowly than sqrt(2L), which is the law of peri."""
-    (law,) = (law for law in init_laws.LAWS if law.placement == "peri")
-    monkeypatch.setattr(init_laws, "LAWS", (law._replace(placement="pre"),))
-    assert list(init_laws.law_checks("peri")) == []
-    (check,) = init_laws.law_checks("pre")
+    for name, laws in (("peri", ()), ("pre", ROWS_BY_NAME["peri"].laws)):
+        monkeypatch.setitem(ROWS_BY_NAME, name, dataclasses.replace(ROWS_BY_NAME[name], laws=laws))
+    assert list(init_laws.law_checks(PLACEMENTS["peri"])) == []
+    (check,) = init_laws.law_checks(PLACEMENTS["pre"])
     assert not check.passed
+
+
+def test_each_law_is_declared_by_a_placement_and_an_unknown_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name for placement in PLACEMENTS.values() for name in placement.laws} == init_laws.LAWS.keys()
+    monkeypatch.setitem(ROWS_BY_NAME, "pre", dataclasses.replace(ROWS_BY_NAME["pre"], laws=("stream_is_root",)))
+    (check,) = init_laws.law_checks(PLACEMENTS["pre"])
+    assert not check.passed
+    assert "did you mean 'stream_is_root_of_2l'" in check.result
 
 
 def test_no_comparison_is_a_failure() -> None:

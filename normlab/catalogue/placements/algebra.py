@@ -103,6 +103,7 @@ class Row:
     """The update of one block, in the notation of `Placement.formula`."""
     source: str
     init: str
+    init_source: str = ""
     version: int = 1
     attn: SubLayer = field(default_factory=SubLayer)
     mlp: SubLayer = field(default_factory=SubLayer)
@@ -125,6 +126,7 @@ class Row:
     """As `Placement.note`, and other names of the placement."""
     parameters: str = "0"
     equals: str = ""
+    laws: tuple[str, ...] = ()
     pitfalls: tuple[str, ...] = ()
 
     @property
@@ -211,11 +213,13 @@ class AlgebraPlacement(Placement):
 
     source = _of_row("source")
     init = _of_row("init")
+    init_source = _of_row("init_source")
     incompatible_inits = _of_row("incompatible_inits")
     initial_values = _of_row("initial_values")
     note = _of_row("note")
     parameters = _of_row("parameters")
     equals = _of_row("equals")
+    laws = _of_row("laws")
     pitfalls = _of_row("pitfalls")
     embedding_formula = _of_row("embedding_formula")
     head_formula = _of_row("head_formula")

@@ -47,6 +47,7 @@ class AttnRes(Placement):
         "and nanochat (issue 646) none.",
     )
     init: ClassVar[str] = "gpt2"
+    init_source: ClassVar[str] = "our choice: the source names no rule, and the stream begins again in some blocks"
     initial_values: ClassVar[Mapping[str, str]] = {
         "wiring.attn_recall.query": "[0] * D", "wiring.mlp_recall.query": "[0] * D",
         "head.close.recall.query": "[0] * D",

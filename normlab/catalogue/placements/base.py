@@ -67,6 +67,8 @@ class Placement:
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""
+    init_source: ClassVar[str] = ""
+    """Who uses the placement with this init rule, or why we chose it."""
     embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
     weights_formula: ClassVar[str] = ""
@@ -95,6 +97,8 @@ class Placement:
     H, M and V, as in `initial_values`."""
     equals: ClassVar[str] = ""
     """Placements that give the same logits from the same weights, with the condition."""
+    laws: ClassVar[tuple[str, ...]] = ()
+    """Names of the laws of signal propagation at initialisation that hold, keys of `verify.init_laws.LAWS`."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
     """Known errors and confusions, one sentence each."""
 

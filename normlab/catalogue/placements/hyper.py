@@ -132,6 +132,7 @@ class HyperConnections(Streams):
         "lucidrains/hyper-connections, and after the run's norm here.",
     )
     init: ClassVar[str] = "gpt2_scaled"
+    init_source: ClassVar[str] = "our choice: that of pre; each stream starts as that of pre"
 
     name: str = "hyper_connections"
     dynamic: bool = option(True, "Whether the weights depend on the token.")
@@ -232,6 +233,7 @@ class IdentityHC(Streams):
     )
     source: ClassVar[str] = "marin-community/marin, experiment 7409: mHC with the identity for c"
     init: ClassVar[str] = "gpt2"
+    init_source: ClassVar[str] = "DeepSeek-V4 of transformers: N(0, 0.02) for every matrix"
 
     name: str = "identity_hc"
     start: float = option(1.0, "Initial value of the factors on what the matrix gives.")

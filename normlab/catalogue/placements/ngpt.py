@@ -70,6 +70,7 @@ class NGPT(Placement):
         "Embeddings that the forward pass also normalises get another gradient.",
     )
     init: ClassVar[str] = "gpt2"
+    init_source: ClassVar[str] = "our choice: rows are normalised to length 1, so the rule has no effect"
     initial_values: ClassVar[Mapping[str, str]] = {
         "wiring.attn.alpha": "[D ** -0.5] * D",
         "wiring.mlp.alpha": "[D ** -0.5] * D",

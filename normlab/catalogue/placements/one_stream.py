@@ -27,6 +27,7 @@ class BottomToTop(Placement):
     formula: ClassVar[str] = "h = N(x + A(x)); x = N(x + h + M(h))"
     source: ClassVar[str] = "Takase et al. 2022, arXiv:2206.00330 (B2T connection)"
     init: ClassVar[str] = "xavier_scaled"
+    init_source: ClassVar[str] = "after the public code of Takase et al. 2022, arXiv:2206.00330"
 
     name: str = "b2t"
 
@@ -68,6 +69,7 @@ class GPAS(Placement):
         "At 1B and 7B parameters its authors clip the gates' gradients at 0.01; this implementation does not.",
     )
     init: ClassVar[str] = "gpt2"
+    init_source: ClassVar[str] = "our choice: the source names no rule"
     initial_values: ClassVar[Mapping[str, str]] = {"wiring.gate": "0"}
 
     name: str = "gpas"
@@ -114,6 +116,7 @@ class NormPreserving(Placement):
         "A negative result: its authors report 1.018 times the speed of their baseline at width 512, and 0.950 at 768.",
     )
     init: ClassVar[str] = "gpt2"
+    init_source: ClassVar[str] = "our choice: the source names no rule"
     initial_values: ClassVar[Mapping[str, str]] = {"wiring.theta": "0"}
 
     name: str = "norm_preserving"
@@ -159,6 +162,7 @@ class Parallel(Placement):
         "Code calls both parallel: litgpt's parallel_residual has two norms unless shared_attention_norm is set.",
     )
     init: ClassVar[str] = "gpt2_scaled"
+    init_source: ClassVar[str] = "our choice: that of pre; only the sub-layers' inputs differ"
     note: ClassVar[str] = "In GPT-NeoX, parallel has one norm per sub-layer: parallel_two_norms here."
 
     name: str = "parallel"

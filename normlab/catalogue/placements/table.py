@@ -61,6 +61,9 @@ NORMED_BRANCH = (
     "the norm after the branch cancels the smaller weights and divides their gradients by them: the first gradients "
     "grow with depth (`normlab sweep placement=peri,res_post init=gpt2,gpt2_scaled train.steps=0`)"
 )
+CANCELLED_OUTPUTS = (
+    "our choice: the norm after the branch cancels smaller outputs, which only make the first gradients larger"
+)
 DAMPED_TWICE = (
     "1 / sqrt(l) already scales the branch; the authors' code does not scale the init too (arXiv:2502.05795, README)"
 )
@@ -76,6 +79,8 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Xiong et al. 2020, arXiv:2002.04745, section 3; GPT-2",
         init="gpt2_scaled",
+        init_source="GPT-2: Radford et al. 2019, section 2.3",
+        laws=("last_gradient_falls_with_depth", "last_gradient_above_post"),
         attn=SubLayer(norms=("in",)),
         mlp=SubLayer(norms=("in",)),
         final_norm=True,
@@ -92,6 +97,8 @@ ROWS: tuple[Row, ...] = (
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.1",
         note="The norm is on the stream. In OLMo 2, post-norm is a norm on the branch: res_post here",
         init="xavier",
+        init_source="Xiong et al. 2020, arXiv:2002.04745, section 3",
+        laws=("last_gradient_constant",),
         incompatible_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
         attn=SubLayer(norms=("res",)),
         mlp=SubLayer(norms=("res",)),
@@ -111,6 +118,8 @@ ROWS: tuple[Row, ...] = (
         "model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided: "
         "model.qk_scale=K^(1/4), K the width of a head",
         init="gpt2",
+        init_source=CANCELLED_OUTPUTS,
+        laws=("stream_is_root_of_2l",),
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
@@ -124,6 +133,7 @@ ROWS: tuple[Row, ...] = (
         source="Ding et al. 2021, arXiv:2105.13290 (CogView)",
         note="peri by its older name. Some call N(x + F(N(x))) sandwich: pre_post here",
         init="gpt2",
+        init_source=CANCELLED_OUTPUTS,
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "out")),
@@ -138,6 +148,7 @@ ROWS: tuple[Row, ...] = (
         "arXiv:2407.09577)",
         note="The norms on each head's q, k and v undo what a norm before attention does",
         init="gpt2",
+        init_source=CANCELLED_OUTPUTS,
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("out",)),
         mlp=SubLayer(norms=("in", "out")),
@@ -155,6 +166,7 @@ ROWS: tuple[Row, ...] = (
         "Ultra is reported to be init=tinyinit. AFMoE (Arcee Trinity) is placement.c_attn=1 placement.c_mlp=1 "
         "model.qk_norm=head model.attn_gate=channel",
         init="gpt2",
+        init_source=f"{CANCELLED_OUTPUTS}; the paper's own, tinyinit, is known from a secondary source",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         initial_values={
             "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
@@ -175,6 +187,8 @@ ROWS: tuple[Row, ...] = (
         source="Liu et al. 2021, arXiv:2111.09883 (Swin v2)",
         note="OLMo 2 (arXiv:2501.00656) is this with model.qk_norm=full, and calls it reordered norm",
         init="gpt2",
+        init_source="OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix",
+        laws=("stream_is_root_of_2l",),
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("out",)),
         mlp=SubLayer(norms=("out",)),
@@ -192,6 +206,7 @@ ROWS: tuple[Row, ...] = (
         source="Li et al. 2024, arXiv:2412.13795 (Mix-LN)",
         note="Post in the first quarter of the blocks, then pre. With fewer than 4 blocks it is pre",
         init="gpt2",
+        init_source="our choice: its first blocks are post, the others pre, and neither rule suits both",
         attn=SubLayer(norms=("in",)),
         mlp=SubLayer(norms=("in",)),
         early=EarlyBlocks(
@@ -211,6 +226,8 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Wang et al. 2022, arXiv:2203.00555 (DeepNet), decoder-only",
         init="deepnorm",
+        init_source="Wang et al. 2022, arXiv:2203.00555",
+        laws=("first_and_last_gradient_equal",),
         incompatible_inits={
             "other": "beta = (8L)^(-1/4) on values, output and MLP is part of the method (arXiv:2203.00555)"
         },
@@ -233,6 +250,8 @@ ROWS: tuple[Row, ...] = (
         "torchtitan",
         note="2L is the number of sub-layers. The first block has no alpha, and no norm after its attention",
         init="gpt2",
+        init_source="a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings",
+        laws=("last_gradient_over_depth", "first_gradient_constant"),
         attn=SubLayer(norms=("in", "res"), skip=twice_depth),
         mlp=SubLayer(norms=("in", "res"), skip=twice_depth),
         early=EarlyBlocks(
@@ -267,6 +286,7 @@ ROWS: tuple[Row, ...] = (
         source="Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling)",
         note="The factor is fixed. A learned gain with this initial value is another method",
         init="gpt2",
+        init_source="the authors' README (arXiv:2502.05795): outputs are not scaled, because 1 / sqrt(l) does that",
         incompatible_inits={
             "gpt2_scaled": DAMPED_TWICE,
             "smallinit_scaled": DAMPED_TWICE,
@@ -285,6 +305,7 @@ ROWS: tuple[Row, ...] = (
         source="De & Smith 2020, arXiv:2002.10444 (SkipInit), for convolutional networks",
         note="One factor per sub-layer; no norms",
         init="xavier",
+        init_source="our choice: branches start at 0, so the rule has no effect at the start",
         initial_values={"wiring.attn.scale": "0", "wiring.mlp.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
@@ -301,6 +322,7 @@ ROWS: tuple[Row, ...] = (
         source="Bachlechner et al. 2020, arXiv:2003.04887 (ReZero)",
         note="One factor per block, shared by its two sub-layers as in the authors' code; no norms",
         init="xavier",
+        init_source="our choice: branches start at 0, so the rule has no effect at the start",
         initial_values={"wiring.attn.scale": "0"},
         attn=SubLayer(scale=zero),
         mlp=SubLayer(scale=zero),
@@ -315,6 +337,7 @@ ROWS: tuple[Row, ...] = (
         source="Touvron et al. 2021, arXiv:2103.17239 (LayerScale), for image transformers",
         note="One factor per channel, initially 0.1, 1e-5 or 1e-6, by depth",
         init="gpt2",
+        init_source="our choice: the source names no rule",
         initial_values={
             "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
             "wiring.mlp.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
@@ -331,6 +354,7 @@ ROWS: tuple[Row, ...] = (
         source="x-transformers, pre_and_post_norm=True; we know no paper",
         note="Some call it sandwich, which is peri here",
         init="xavier",
+        init_source="our choice: that of post, since it has the same norm on the stream",
         attn=SubLayer(norms=("in", "res")),
         mlp=SubLayer(norms=("in", "res")),
     ),
@@ -343,6 +367,7 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Wang et al. 2022, arXiv:2210.06423 (Magneto)",
         init="sub_ln",
+        init_source="Wang et al. 2022, arXiv:2210.06423",
         incompatible_inits={
             "other": "gamma = sqrt(ln 2L) on values, output and MLP is part of the method (arXiv:2210.06423)"
         },
@@ -361,6 +386,7 @@ ROWS: tuple[Row, ...] = (
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm)",
         note="A_qkv has a norm on each head's q, k and v. In levanter hybrid norm is peri",
         init="smallinit_scaled",
+        init_source="the public code of Zhuo et al. 2025, arXiv:2503.04598",
         attn=SubLayer(norms=("q", "k", "v", "res")),
         mlp=SubLayer(),
         final_norm=True,
@@ -378,6 +404,7 @@ ROWS: tuple[Row, ...] = (
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",
         note="The first block is pre with a norm on each head's q, k and v",
         init="smallinit_scaled",
+        init_source="the public code of Zhuo et al. 2025, arXiv:2503.04598",
         attn=SubLayer(norms=("q", "k", "v", "res")),
         mlp=SubLayer(),
         early=EarlyBlocks(
@@ -396,6 +423,7 @@ ROWS: tuple[Row, ...] = (
         source="Shleifer, Weston & Ott 2021, arXiv:2110.09456 (NormFormer), without its ResScale",
         note="heads_scaled has a learned factor on each head's output. fairseq's scale_heads has it after W_out",
         init="gpt2",
+        init_source="our choice: one of its two branches ends in a norm, which cancels smaller outputs",
         initial_values={"attn.head_scale": "[1] * H"},
         attn=SubLayer(norms=("in", "out")),
         mlp=SubLayer(norms=("in", "mlp_inner")),

@@ -48,7 +48,8 @@ class ResiDual(Placement):
     head_formula: ClassVar[str] = "x = x + N(y)"
     source: ClassVar[str] = "Xie et al. 2023, arXiv:2304.14802 (ResiDual)"
     pitfalls: ClassVar[tuple[str, ...]] = ("x-transformers still documents resi_dual=True, whose code is gone.",)
-    init: ClassVar[str] = "xavier"  # as post-norm; the authors' code keeps the init of fairseq
+    init: ClassVar[str] = "xavier"
+    init_source: ClassVar[str] = "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"
 
     name: str = "resi_dual"
 
@@ -108,7 +109,8 @@ class Siamese(Placement):
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The paper's algorithm and the authors' code differ in one norm of x and one factor; this follows the code.",
     )
-    init: ClassVar[str] = "gpt2_scaled"  # as pre: the abstract calls it compatible with pre-norm recipes
+    init: ClassVar[str] = "gpt2_scaled"
+    init_source: ClassVar[str] = "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"
 
     name: str = "siamese"
 
@@ -183,6 +185,7 @@ class X0Lambdas(Placement):
     parameters: ClassVar[str] = "2 * L"
     equals: ClassVar[str] = "pre with placement.embedding_norm=true where r = 1 and z = 0"
     init: ClassVar[str] = "gpt2_scaled"
+    init_source: ClassVar[str] = "our choice: that of pre; in nanochat outputs start at zero"
     initial_values: ClassVar[Mapping[str, str]] = {
         "wiring.r": "1.15 - 0.10 * (l - 1) / max(L - 1, 1)",
         "wiring.z": "0.20 - 0.15 * (l - 1) / max(L - 1, 1)",

@@ -49,6 +49,8 @@ layer; or the largest of all layers and sites."""
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
     name: str
+    title: str
+    """What papers call it, in words; the name is its key in files and commands."""
     tier: str = CORE
     of: str
     """The tensors that it is computed from: a key of `OF`."""

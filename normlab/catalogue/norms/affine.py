@@ -44,6 +44,7 @@ class Affine(nn.Module):
         return (1 + self.gain.to(torch.promote_types(self.gain.dtype, dtype))).to(dtype)
 
     def forward(self, x_D: Tensor) -> Tensor:
+        # In the dtype of x: with a float32 gain the product would be float32, although the caller has chosen another.
         gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
             x_D = x_D * gain_D
@@ -60,6 +61,7 @@ class NormModule(nn.Module):
 
     def __init__(self, width: int, options: NormConfig):
         super().__init__()
+        # Bounded functions, such as DyT, have no eps.
         self.eps = getattr(options, "eps", 0.0)
         if isinstance(options, AffineNormConfig):
             self.affine = Affine(width, gain=options.gain, bias=options.bias, unit_offset=options.unit_offset)
@@ -71,4 +73,6 @@ class NormModule(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_D: Tensor) -> Tensor:
+        # In a narrow dtype the statistics would lose digits or overflow: bfloat16 has 8 bits of them, and in float16
+        # the square of 256 is infinite.
         return self.affine(self.normalise(x_D.to(working_dtype(x_D.dtype)))).to(x_D.dtype)

@@ -115,6 +115,7 @@ class NormConfig:
     def all_initial_values(cls) -> dict[str, str]:
         """Return `initial_values` of the class and of its base classes."""
         merged: dict[str, str] = {}
+        # From the base classes on, so that a class may give a parameter of its base another start.
         for base in reversed(cls.__mro__):
             merged |= vars(base).get("initial_values", {})
         return merged
@@ -218,6 +219,7 @@ def register_norm(cls: T) -> T:
         raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
     for base in cls.__mro__:
         check_initial_values("norm", name, vars(base).get("initial_values", {}))
+    # A class of the same qualified name may replace itself: a notebook's cell that runs again.
     known = NORMS.get(name, cls)
     claim_name("norm", name, known=name in NORMS, same=known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls

@@ -33,6 +33,8 @@ class BatchNorm(NormModule):
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
         axes = tuple(range(x_D.dim() - 1))
+        # With the biased variance, as in algorithm 1 of the paper; only the running variance can be unbiased. Moments
+        # are those of all devices, so that a run on several devices has the statistics of the whole batch.
         mean_D, var_D = moments_over_ranks(x_D.mean(axes), x_D.var(axes, unbiased=False))
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
 
@@ -40,7 +42,8 @@ class BatchNorm(NormModule):
         """Update the running statistics with those of a batch of `count` tokens."""
         # One token has no unbiased variance; use the biased one (0), which avoids a division by zero.
         new_var_D = var_D * (count / (count - 1)) if self.unbiased and count > 1 else var_D
-        # vmap and the training step need a reassignment, not a write in place.
+        # vmap and the training step need a reassignment, not a write in place. Without `detach` a running statistic
+        # would keep the graph of every batch.
         self.running_mean = torch.lerp(self.running_mean, mean_D.detach().to(self.running_mean.dtype), self.momentum)
         self.running_var = torch.lerp(self.running_var, new_var_D.detach().to(self.running_var.dtype), self.momentum)
 
@@ -50,6 +53,7 @@ class BatchNorm(NormModule):
             y_D, mean_D, var_D = self.normalise_batch(x_D)
             self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1] * ranks_of_statistics())
             return y_D
+        # Constants, so that in evaluation a token depends on no other one, and a batch may have any size.
         mean_D, var_D = self.running_mean.to(x_D.dtype), self.running_var.to(x_D.dtype)
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps)
 

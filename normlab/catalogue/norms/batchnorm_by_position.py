@@ -34,7 +34,9 @@ def undo_time_first(y_TND: Tensor, like: Tensor) -> Tensor:
 def past_average(x_TD: Tensor) -> Tensor:
     """Return the average of x_1 ... x_t for each t, by a (deterministic) matrix product."""
     steps = len(x_TD)
+    # Not torch's cumulative sum, which has no deterministic kernel for floats on a GPU.
     weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device).unsqueeze(1)
+    # Autocast would compute the averages, and so the statistics, in a narrow dtype.
     with torch.autocast(x_TD.device.type, enabled=False):
         return weights_TT @ x_TD
 
@@ -55,6 +57,7 @@ class BatchNormPast(BatchNorm):
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
+        # The last position has seen all tokens, so the running statistics equal those of `batchnorm`.
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
         return undo_time_first(y_TND, x_D), mean_TD[-1], var_TD[-1]
 

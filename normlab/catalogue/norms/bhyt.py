@@ -26,6 +26,7 @@ class BHyT(NormModule):
         self.lam = parameter(torch.tensor(options.lam), role="scalar") if options.learn_lam else options.lam
 
     def normalise(self, x_D: Tensor) -> Tensor:
+        # All factors are numbers of a token, so that only one product is over the channels.
         scale = torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
         return torch.tanh(scale * x_D)
 

@@ -18,6 +18,7 @@ from normlab.catalogue.norms.base import NormConfig, register_norm
 
 class CRMSNorm(NormModule):
     def normalise(self, x_D: Tensor) -> Tensor:
+        # The channel that is not stored is minus the sum of the others; its square belongs to the mean of squares.
         squares = x_D.square().sum(-1, keepdim=True) + x_D.sum(-1, keepdim=True).square()
         return x_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)
 

@@ -28,6 +28,7 @@ class GatedNorm(NormModule):
         self.up = parameter(torch.randn(width, options.rank) * options.std, role="matrix")
 
     def forward(self, x_D: Tensor) -> Tensor:
+        # The gate reads y with its gain and bias, so that only the rounding comes last, and not the affine.
         work_D = x_D.to(working_dtype(x_D.dtype))
         y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
         # Autocast would compute the two products in a narrow dtype.

@@ -24,6 +24,7 @@ class GroupNorm(NormModule):
         self.groups = options.groups
 
     def normalise(self, x_D: Tensor) -> Tensor:
+        # Not torch's group_norm: its channels are axis 1, and it averages over all later axes, so over time as well.
         x_GC = x_D.unflatten(-1, (self.groups, -1))
         return F.layer_norm(x_GC, x_GC.shape[-1:], eps=self.eps).flatten(-2)
 

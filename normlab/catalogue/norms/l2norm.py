@@ -26,6 +26,7 @@ class L2Norm(NormModule):
         self.radius = parameter(torch.tensor(radius), role="gain") if options.learn_radius else radius
 
     def normalise(self, x_D: Tensor) -> Tensor:
+        # A limit instead of a sum with eps, as in F.normalize and the code of ScaleNorm: no eps in the output's length.
         length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)
         return x_D / length * self.radius
 

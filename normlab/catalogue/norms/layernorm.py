@@ -37,6 +37,7 @@ class LayerNorm(NormModule):
         if self.inside:
             y_D = F.layer_norm(work_D, (width,), eps=self.eps)
         else:
+            # The subgradient of vector_norm is 0 at a constant token; sqrt(var(x)) would give 0 * inf = NaN there.
             y_D = centred_D / (torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5 + self.eps)
         y_D = self.affine(y_D) if self.taper is None else self.taper(y_D, centred_D, self.affine, y_D.dtype)
         return y_D.to(x_D.dtype)

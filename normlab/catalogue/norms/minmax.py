@@ -17,6 +17,7 @@ from normlab.catalogue.norms.base import AffineNormConfig, register_norm
 
 class MinMax(NormModule):
     def normalise(self, x_D: Tensor) -> Tensor:
+        # Between equal extremes amin and amax share the gradient, while min and max give all of it to one of them.
         low, high = x_D.amin(-1, keepdim=True), x_D.amax(-1, keepdim=True)
         return (x_D - low) / (high - low + self.eps)
 

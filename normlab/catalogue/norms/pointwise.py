@@ -26,6 +26,8 @@ def odd(half: Function) -> Function:
     """Return the odd function equal to `half` for x >= 0, with the slope of `half` at 0."""
 
     def both(x: Tensor) -> Tensor:
+        # Both halves are computed, because a branch on data neither compiles nor runs in a pack. They are clamped so
+        # that the other half has a finite slope: `where` multiplies it by 0, and 0 * inf is NaN.
         return torch.where(x >= 0, half(x.clamp(min=0)), -half((-x).clamp(min=0)))
 
     return both
@@ -44,6 +46,7 @@ FUNCTIONS: dict[str, Function] = {
     "isru": lambda x: x * torch.rsqrt(x.square() + 1),
     "relsign": lambda x: x / (1 + torch.sqrt(x.square() + 1)),
     "smoothsign": lambda x: x / (1 + x.abs()),
+    # expm1 and log1p keep the digits of a small x, which 1 - exp(-x) and log(1 + x) lose.
     "expsign": odd(lambda x: -torch.expm1(-x)),
     "saturlog": odd(saturlog),
     "cubsign": lambda x: x**3 / (1 + x.abs() ** 3),

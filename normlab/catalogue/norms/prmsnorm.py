@@ -23,9 +23,11 @@ class PRMSNorm(NormModule):
     def __init__(self, width: int, options: PRMSNormConfig):
         super().__init__(width, options)
         rounded = math.floor if options.count == "floor" else math.ceil
+        # Of a narrow vector, such as that of a head, the fraction may be less than one channel.
         self.channels = max(1, rounded(options.fraction * width))
 
     def normalise(self, x_D: Tensor) -> Tensor:
+        # vector_norm, because the gradient of sqrt(mean(x^2)) is NaN where the first channels are 0.
         length = torch.linalg.vector_norm(x_D[..., : self.channels], dim=-1, keepdim=True)
         rms = length * self.channels**-0.5
         return x_D / (rms + self.eps)

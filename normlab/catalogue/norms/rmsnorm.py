@@ -31,6 +31,7 @@ class RMSNorm(NormModule):
     def normalise(self, x_D: Tensor) -> Tensor:
         match self.eps_mode:
             case "inside_ms":
+                # With eps inside the root the gradient at x = 0 is 1 / sqrt(eps), without a special case.
                 return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
             case "inside_sum":
                 return x_D * torch.rsqrt(x_D.square().sum(-1, keepdim=True) + self.eps)
@@ -48,6 +49,7 @@ class RMSNorm(NormModule):
         y_D = self.normalise(x_D)
         if self.taper is not None:
             return self.taper(y_D, x_D, self.affine, dtype if self.cast_first else y_D.dtype).to(dtype)
+        # Llama and Qwen 3 of transformers round before the gain, and the product with it is a second rounding.
         if self.cast_first:
             y_D = y_D.to(dtype)
         return self.affine(y_D).to(dtype)

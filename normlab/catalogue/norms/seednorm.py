@@ -30,6 +30,7 @@ class SeeDNorm(NormModule):
     def normalise(self, x_D: Tensor) -> Tensor:
         alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
         if self.unit_offset:
+            # In the working dtype: in a narrow one 1 + gamma is exactly 1 for a small gamma.
             gamma_D = 1 + gamma_D
         # A sum instead of a matrix product, because autocast computes matrix products in a narrow dtype.
         gain_D = torch.tanh((x_D * beta_D).sum(-1, keepdim=True)) * alpha_D + gamma_D

@@ -22,6 +22,7 @@ from normlab.catalogue.parameters import parameter
 class SSNorm(NormModule):
     def __init__(self, width: int, options: SSNormConfig):
         super().__init__(width, options)
+        # The role of a gain, not of a scalar: it stands for the gains of rmsnorm, and has their group of the optimiser.
         self.scale = parameter(torch.ones(()), role="gain")
 
     def normalise(self, x_D: Tensor) -> Tensor:

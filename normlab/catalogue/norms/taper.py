@@ -54,6 +54,7 @@ class Taper(nn.Module):
         self.warmup, self.steps = options.taper_warmup, options.taper_steps
         self.gain = parameter(torch.zeros(width), role="gain") if options.gain else None
         self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
+        # Averages that start at 0 are too small at first, both by the same factor, which cancels in their ratio.
         self.register_buffer("moments", torch.zeros(2))
         self.register_buffer("start_gain", torch.ones(width))
 
@@ -70,7 +71,9 @@ class Taper(nn.Module):
             self._measure(normed_D, linear_D, affine.effective_gain(self.moments.dtype))
         # In float64, so that each of the factors that all tokens and channels share is rounded once.
         products, squares = self.moments.double()
+        # A model that is evaluated before its first step has measured nothing, and its c is 1.
         ratio = torch.where(squares > 0, products / squares, 1.0)
+        # The gate is a number in a buffer and not a branch, so that one compiled graph serves the whole run.
         progress = ((self.taper_updates.double() - self.warmup) / self.steps).clamp(0, 1)
         gate = (1 + torch.cos(math.pi * progress)) / 2
         y_D, linear_D = (gate * normed_D).to(dtype), ((1 - gate) * ratio * linear_D).to(dtype)
@@ -85,6 +88,7 @@ class Taper(nn.Module):
         gain_D = self.start_gain if gain_D is None else gain_D
         normed_D, linear_D = normed_D.to(gain_D.dtype) * gain_D, linear_D.to(gain_D.dtype) * gain_D
         new = mean_over_ranks(torch.stack([(normed_D * linear_D).mean(), linear_D.square().mean()]))
+        # After the warm-up c and the start of gain' stay as they are, so that the map that remains is linear.
         is_measured = self.taper_updates <= self.warmup
         # vmap and the training step need a reassignment, not a write in place.
         self.moments = torch.where(is_measured, torch.lerp(new, self.moments, MEMORY), self.moments)

@@ -195,6 +195,7 @@ class OptimConfig:
     def resolve(self, steps: int) -> None:
         """Set the options that depend on the schedule and the number of steps, and reject those without effect."""
         if self.warmup_steps is None:
+            # A short run would otherwise end before its peak learning rate.
             self.warmup_steps = min(50, steps // 2)
         if self.warmup_steps > steps:
             raise ConfigError(
@@ -360,6 +361,7 @@ class Muon(Orthogonal):
 
     def scale_of(self, rows: int, columns: int) -> float:
         """Return the factor on the update of a matrix."""
+        # An n x m matrix with singular values of 1 has a root mean square of 1 / sqrt(max(n, m)).
         if self.scale == "rms":
             return 0.2 * max(rows, columns) ** 0.5
         return max(1.0, rows / columns) ** 0.5
@@ -404,6 +406,7 @@ class NorMuon(Muon):
         return self.scale == "shape"
 
     def scale_of(self, rows: int, columns: int) -> float:
+        # The update has a norm of 1, and so a root mean square of 1 / sqrt(n m).
         if self.scale == "rms":
             return 0.2 * (rows * columns) ** 0.5
         return super(NorMuon, self).scale_of(rows, columns)

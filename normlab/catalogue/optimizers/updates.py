@@ -69,6 +69,7 @@ class StackedGroup:
 
 def adamw(options: AdamW, group: Group) -> None:
     mean, square = group.moments
+    # found_inf skips the update on the device, so that the host need not wait for `alive`.
     torch._fused_adamw_(
         group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
         beta1=options.beta1, beta2=options.beta2, weight_decay=group.weight_decay, eps=options.eps, amsgrad=False,
@@ -77,6 +78,7 @@ def adamw(options: AdamW, group: Group) -> None:
 
 
 def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
+    # m^ and v^ divide by numbers of the step, not of a parameter, so these are folded into two coefficients.
     corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
     decay_factor = 1 - lr * options.decay_per_lr
     return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor
@@ -90,6 +92,7 @@ def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
     # The gradients are no longer needed, and their buffer holds the step.
     step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)
     torch.div(mean, step, out=step)
+    # The decay is of the old parameters and comes first, as in torch's AdamW.
     params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
     group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))
 
@@ -97,6 +100,7 @@ def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
 def sgd(options: SGD, group: Group) -> None:
     # The kernel requires an empty list without momentum.
     velocity = group.moments[0] if options.momentum else []
+    # With dampening 0 and a velocity that starts at 0, the first step is torch's own, which copies the gradient.
     torch._fused_sgd_(
         group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
         lr=group.lr,  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
@@ -133,6 +137,7 @@ def lion_coefficients(options: Lion, lr: Number, count: int) -> tuple[Number, ..
 
 def stacked_lion(options: Lion, group: StackedGroup) -> None:
     (mean,), (sign_weight, mean_weight, lr, decay, _) = group.moments, group.coefficients
+    # The sign reads the old mean, with beta1; only then is the mean updated, with beta2 (algorithm 2).
     signs = mean.lerp(group.grads, sign_weight).sign_()
     group.set(mean, mean.lerp(group.grads, mean_weight))
     new, decayed = group.params - signs.mul_(lr), slice(group.decayed)
@@ -169,6 +174,7 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     polynomial: KellerJordan/modded-nanogpt, track 3.
     """
     a, b, c = POLYNOMIALS[polynomial]
+    # The shorter side of the matrix gives the smaller Gram matrix, and the singular values are the same.
     is_tall = x_NM.shape[-2] > x_NM.shape[-1]
     x = x_NM.mT if is_tall else x_NM
     lead = x.shape[:-2]
@@ -241,6 +247,7 @@ def _update(options: Orthogonal, group: Matrices) -> None:
             numbers.append(number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else number)
         lr, decay_factor, momentum, row_weight = numbers
         alive = group.alive.view(*group.alive.shape, 1, 1)
+        # An average, as in torch.optim.Muon: NS ignores the scale of its input, so a sum would give the same update.
         new_momenta = momenta + (1 - momentum) * (grads - momenta)
         direction = grads + momentum * (new_momenta - grads) if options.nesterov else new_momenta
         update = orthogonalise(direction, options.ns_steps, options.polynomial)
@@ -255,6 +262,7 @@ def _update(options: Orthogonal, group: Matrices) -> None:
         if isinstance(options, Muon):
             new = decay_factor * params - lr * options.scale_of(*params.shape[-2:]) * update
         else:  # no update changes the norm
+            # The norm before the update is the initial one, so the sphere needs no number of its own.
             radius = torch.linalg.matrix_norm(params, keepdim=True)
             new = radius * _unit(decay_factor * params - lr * radius * _unit(update))
         # A run that is not alive, such as one with an infinite gradient, keeps everything.

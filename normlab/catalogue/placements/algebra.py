@@ -260,6 +260,7 @@ class AlgebraPlacement(Placement):
 
     @property
     def is_plain_sum(self) -> bool:
+        # By identity: a schedule that is 1 in some blocks, or at some depth, is a factor all the same.
         return self.branch_warmup is None and all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
@@ -281,8 +282,10 @@ class AlgebraPlacement(Placement):
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         from normlab.catalogue.placements.wiring import Residual, Sequential
 
+        # A model counts blocks from 0, and schedules from 1, as papers do.
         sub_layers = self.sub_layers(layer + 1, depth)
         attn, mlp = [Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup) for sub in sub_layers]
+        # One parameter under two names, so that it gets the gradients of both sub-layers.
         if self.row.shared_scale:
             mlp.scale = attn.scale
         return Sequential(attn, mlp)
@@ -338,6 +341,7 @@ class EarlyPlacement(AlgebraPlacement):
         row, blocks = ROWS_BY_NAME[self.name], self.early_blocks
         if blocks is None:
             return row
+        # The formula changes with the blocks, so that `verify` still compares two statements.
         condition = f"l <= {blocks}"
         early = replace(self.early, blocks=lambda depth: blocks, condition=condition)
         return replace(row, formula=row.formula.replace(self.early.condition, condition), early=early)
@@ -397,6 +401,7 @@ def register_row(row: Row) -> None:
         ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, or
             another row of the same name.
     """
+    # `all_sub_layers` has attention and the MLP in turn.
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
             if site not in SITES[kind]:

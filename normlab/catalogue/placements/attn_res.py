@@ -92,6 +92,7 @@ class NoStates(nn.Module):
     """The embeddings and no states, N = 0."""
 
     def forward(self, x_BTD: Tensor) -> States:
+        # An empty slice has the dtype, the device and the other axes of x.
         return x_BTD, x_BTD[..., None, :][..., :0, :]
 
 
@@ -104,6 +105,7 @@ class Recall(nn.Module):
 
     def forward(self, x_BTD: Tensor, states_BTND: Tensor, is_unknown_M: Tensor | None = None) -> Tensor:
         v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)
+        # A sum instead of a matrix product, because autocast computes matrix products in a narrow dtype.
         scores_BTM = (rms_normed(v_BTMD) * self.query).sum(-1)
         if is_unknown_M is not None:
             scores_BTM = scores_BTM.masked_fill(is_unknown_M, -torch.inf)
@@ -123,8 +125,11 @@ class AttnResWiring(TwoNorms):
         self.attn_recall, self.mlp_recall = Recall(width), Recall(width)
         stored_in_N = torch.arange(0, depth, every)
         stored_in_M = torch.cat([stored_in_N, torch.tensor([-1])])  # the stream, the last, is known in all blocks
+        # What differs between blocks is in buffers, and all states have room from the first block on, so that blocks
+        # share one compiled graph. A state that is not stored yet is masked.
         self.register_buffer("keep", torch.tensor(layer % every > 0))
         self.register_buffer("is_new", stored_in_N[:, None] == layer)
+        # A block stores its state before its attention, so its own state is known to its MLP only.
         self.register_buffer("is_unknown", stored_in_M >= layer)
         self.register_buffer("is_unknown_after", stored_in_M > layer)
 

@@ -158,6 +158,7 @@ class Placement:
         Raises:
             ConfigError: A switch is set, and the placement does more than a norm at the ends of the stream.
         """
+        # An end that does more than a norm, such as reading several streams, can be neither left out nor a norm alone.
         for switch in SWITCHES:
             value = getattr(self, switch)
             if value is not None and not self.has_switches:

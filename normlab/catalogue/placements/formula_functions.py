@@ -17,7 +17,9 @@ def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> T
     """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
     kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
     kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
+    # Scaling vectors, while `hyper.sinkhorn` divides the matrix: `verify` compares two forms of one iteration.
     u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
+    # Rows and columns in turn; the rows of a softmax sum to 1 already, so its first step is that of the columns.
     for number in range(2 * iterations - 1 + of_sigmoid):
         if number % 2 != of_sigmoid:
             u = u / (u * (kernel * v).sum(-1, keepdim=True) + 1e-6)
@@ -33,6 +35,7 @@ def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
     return (weights_MBT1 * states_MBTD).sum(0) / weights_MBT1.sum(0)
 
 
+# Where a module calls a function of torch, the formula spells it out, so that both hardly have the same mistake.
 _COMPUTED: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt,
     "ln": math.log,

@@ -79,6 +79,7 @@ class MixedStreams(nn.Module):
     def forward(self, x_BTnD: Tensor, sublayer: Branch) -> Tensor:
         with in_full_precision(x_BTnD):
             mixing, b = self.weights(x_BTnD)
+            # The streams are the rows of [a, c], so the transpose's first row reads, and the others mix.
             product_BTmD = mixing.mT @ x_BTnD
             read_BT1D, mixed_BTnD = product_BTmD.split_with_sizes([1, mixing.shape[-1] - 1], -2)
             kept_BTnD = mixed_BTnD if mixed_BTnD.shape[-2] else x_BTnD
@@ -183,6 +184,7 @@ class HyperSubLayer(MixedStreams):
     def __init__(self, placement: HyperConnections, number: int, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         n = placement.streams
+        # With these initial values all streams stay equal, so that the model starts as pre-norm.
         first_n1 = F.one_hot(torch.tensor(number % n), n)[:, None]
         self.mixing = parameter(torch.cat([first_n1, torch.eye(n)], -1), role="scalar")
         """a, then the columns of c."""
@@ -375,8 +377,10 @@ class ComputedWeights(MixedStreams):
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
         numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))
+        # One scale for each of a, b and c, spread over their numbers so that one operation computes all of them.
         scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, strict=True)])
         a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)
+        # a has an eps in all variants, b only in that of transformers 5.8.0 (`writing`).
         a_BTn1 = (torch.sigmoid(a) + EPS)[..., None]
         c_BTnn = self.mixing_matrix(*c)
         # One product reads the input of the sub-layer and mixes the streams.

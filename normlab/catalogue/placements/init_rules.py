@@ -123,6 +123,7 @@ def gpt2_scaled(weight: Weight) -> float:
 )
 def xavier(weight: Weight) -> float:
     """sqrt(2 / (fan_in + fan_out)) for the blocks' matrices; N(0, 0.02) for embeddings and head."""
+    # By the formula a vocabulary of 50,000 would have embeddings of 0.006, since each token counts as an input.
     if weight.role in EMBEDDINGS:
         return 0.02
     return math.sqrt(2 / (weight.fan_in + weight.fan_out))

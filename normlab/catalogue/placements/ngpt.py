@@ -104,6 +104,7 @@ class NGPT(Placement):
 
     def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module:
         """Return the scaling by s_u sqrt(D), or s_v sqrt(D)."""
+        # The product of two unit vectors has a variance of 1 / D; without sqrt(D) SiLU would be almost linear.
         return Scale(mlp_width, start=1.0, factor=width**0.5)
 
     def logits_transform(self, vocab_size: int, width: int) -> nn.Module:
@@ -112,6 +113,7 @@ class NGPT(Placement):
 
     def project(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
+            # Along the axis of the stream, so that the matrices that read it compute cosines.
             if name.endswith((*ROWS, *COLUMNS)):
                 weight.copy_(unit(weight, -2 if name.endswith(COLUMNS) else -1))
 
@@ -151,6 +153,8 @@ class NGPTSubLayer(nn.Module):
         self.factor = 0.05 * width**0.5
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
+        # |alpha|, since a negative rate would lead away from the output. unit(x) changes x in the first sub-layer only,
+        # and only with learned positions, whose sum with a token has another length; later x has length 1.
         rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
         return unit(unit_BTD + sublayer.mark_update(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
 

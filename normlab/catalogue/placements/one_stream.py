@@ -136,6 +136,7 @@ class NormPreservingWiring(TwoNorms):
         self.theta = parameter(torch.zeros(()), role="scalar")
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        # Over L, so that at theta = 0 about a quarter of the embeddings' square is left after 2L sub-layers, at any L.
         share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)
         kept, added = (1 - share).sqrt(), share.sqrt()
         x_BTD = kept * x_BTD + attn.mark_update(added * attn(self.attn_norm(x_BTD)))

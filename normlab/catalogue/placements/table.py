@@ -85,6 +85,7 @@ ROWS: tuple[Row, ...] = (
         mlp=SubLayer(norms=("in",)),
         final_norm=True,
     ),
+    # No norm before the LM head: each block ends in a norm of the stream.
     Row(
         name="post",
         title="post-norm",
@@ -103,6 +104,7 @@ ROWS: tuple[Row, ...] = (
         attn=SubLayer(norms=("res",)),
         mlp=SubLayer(norms=("res",)),
     ),
+    # From here to res_post a norm on the branch bounds what a sub-layer adds, and none stands on the stream.
     Row(
         name="peri",
         title="peri-LN",
@@ -296,6 +298,7 @@ ROWS: tuple[Row, ...] = (
         mlp=SubLayer(norms=("in",), shrink=root_of_layer),
         final_norm=True,
     ),
+    # A learned factor that starts at 0, or near it in layerscale, makes each block almost the identity at first.
     Row(
         name="skipinit",
         title="SkipInit",
@@ -358,6 +361,7 @@ ROWS: tuple[Row, ...] = (
         attn=SubLayer(norms=("in", "res")),
         mlp=SubLayer(norms=("in", "res")),
     ),
+    # From here on there are norms inside the sub-layers, and formulas name the parts of a sub-layer.
     Row(
         name="sub_ln",
         title="Sub-LN",

@@ -75,6 +75,7 @@ class ResiDualSubLayer(nn.Module):
     def forward(self, streams: Streams, sublayer: Branch) -> Streams:
         x_BTD, y_BTD = streams
         branch_BTD = sublayer(x_BTD)
+        # y has no norm in the blocks: through it the gradient of each sub-layer meets only the last norm.
         return self.norm(x_BTD + branch_BTD), y_BTD + branch_BTD
 
 
@@ -213,6 +214,7 @@ class X0Wiring(TwoNorms):
 
     def forward(self, streams: Streams, attn: Branch, mlp: Branch) -> Streams:
         x_BTD, x0_BTD = streams
+        # Once a block, before its attention, as in nanochat; the MLP reads no x0 of its own.
         x_BTD = self.r * x_BTD + self.z * x0_BTD
         x_BTD = x_BTD + attn(self.attn_norm(x_BTD))
         return x_BTD + mlp(self.mlp_norm(x_BTD)), x0_BTD

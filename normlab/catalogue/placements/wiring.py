@@ -71,6 +71,7 @@ class Residual(nn.Module):
         self.grows = warmup is not None
         if warmup is not None:
             self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
+            # Block l has its whole branch after W l / L updates, the first block first (ProRes, arXiv:2603.05369).
             self.register_buffer("rate", torch.tensor(depth / (warmup * layer), dtype=torch.float64))
         self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
         for name in ("skip", "branch", "shrink"):
@@ -89,18 +90,22 @@ class Residual(nn.Module):
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
+        # After the `in` norm: a norm that is invariant to scale would cancel a factor on its input.
         if self.shrink is not None:
             branch_BTD = branch_BTD / self.shrink
         branch_BTD = sublayer(branch_BTD)
         if "out" in self.norms:
             branch_BTD = self.norms["out"](branch_BTD)
+        # The factors come after the `out` norm for the same reason: it would cancel them.
         if self.branch is not None:
             branch_BTD = branch_BTD * self.branch
         if self.scale is not None:
             # The vector is float32; the stream keeps its own dtype.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
         if self.grows:
+            # A limit instead of a branch on the number of updates, so that one graph serves the whole run.
             branch_BTD = branch_BTD * (self.branch_updates * self.rate).clamp(max=1)
+        # Marked with all factors and norms: statistics of a branch are of what the stream receives.
         branch_BTD = sublayer.mark_update(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD

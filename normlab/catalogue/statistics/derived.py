@@ -14,12 +14,14 @@ from normlab.catalogue.statistics.profiles import Array, Profiles
 def quotient(profiles: Profiles, numerator: str, denominator: str) -> dict[str, Array]:
     """Return the quotient of two statistics, (S, L + 2) for each site of the numerator."""
     denominators = profiles.get(denominator)
+    # A parameter that is 0 has no ratio: the table shows it as NaN or infinite, without a warning for each.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {site: values / denominators[site] for site, values in profiles.get(numerator).items()}
 
 
 def resid_growth(profiles: Profiles) -> dict[str, Array]:
     """Return ln(resid_rms at the LM head / at block 1) / L, (S,)."""
+    # The stream is measured where it enters a layer: at layer 1 it is the output of the embeddings; layer 0 has none.
     values = profiles.single_site("resid_rms").astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return {"": np.log(values[:, -1] / values[:, 1]) / profiles.layout.depth}
@@ -40,6 +42,7 @@ def gradient_shares(profiles: Profiles) -> dict[str, Array]:
         for group in profiles.layout.groups:
             if group.statistic == "grad_norm":
                 family = profiles.layout.families[group.site]
+                # In float64, because squares of float32 norms overflow from 2e19 on, as in a run that diverges.
                 squares = np.square(norms[group.site][:, list(group.layers)], dtype=np.float64)
                 sums[family] = sums.get(family, 0.0) + squares.sum(axis=1)
         total = sum(sums.values())
@@ -87,6 +90,7 @@ def mean_of_later_half(values: Array) -> Array:
 def slope_over_layers(values: Array, layers: NDArray[np.intp]) -> Array:
     """Return the least-squares slope over the given layers, (S,); 0 for a single layer."""
     selected = values[:, layers].astype(np.float64)
+    # A slope needs only centred layers: centring the values too would change nothing in the sum.
     centred = layers - layers.mean()
     with np.errstate(invalid="ignore"):  # infinite values have no slope
         return (selected * centred).sum(axis=1) / max((centred**2).sum(), 1)

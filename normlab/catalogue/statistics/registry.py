@@ -67,6 +67,7 @@ def sizes(of: str) -> list[Statistic]:
         sent_of_stream, nonfinite_sent = LAYERS, LARGEST
         note = " In pre-norm it grows with depth, in post-norm it has the size of the gain."
     return [
+        # `rms` merges mean squares of micro-batches and takes the root last, so the value is the mean square.
         Statistic(
             name=f"{of}_rms", title=f"RMS of {tensor}",
             sent=LAYERS, shown=is_stream, of=of, unit="1", merge="rms", value=SIZES["rms"],
@@ -313,6 +314,7 @@ ENTRIES = (
         formula="share of g < 0", question="What share of channels does a norm invert?",
     ),
 
+    # These three have no value of a view: the step has the tensors, and norms of gradients also serve clipping.
     Statistic(
         name="grad_norm", title="gradient norm",
         of="parameter", unit="nats", merge="step",
@@ -463,6 +465,7 @@ def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
     Raises:
         StatisticsError: As `values_of`.
     """
+    # Measured values may be NaN anywhere, so the layers are those of a profile of ones with the same layout.
     ones = Profiles(profiles.layout, np.zeros(1, dtype=np.int64), np.ones((1, profiles.layout.width)))
     return {site: ~np.isnan(values[0]) for site, values in values_of(ones, name).items() if values.ndim == 2}
 

@@ -50,6 +50,8 @@ data = partial(entries, "data")
 optim = partial(entries, "optim")
 init = partial(entries, "init")
 """Every init rule, with the placements that use it and those that it does not fit."""
+defaults = partial(entries, "defaults")
+"""The norm, placement, corpus and optimiser that a run has without an override, each with its `group`."""
 stats = partial(entries, "stats")
 """Every preset of statistics, with the options that it sets."""
 options = partial(entries, "options")

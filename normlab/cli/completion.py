@@ -19,9 +19,6 @@ GROUPS = {
 }  # fmt: skip
 """Config groups, and the functions that list their choices."""
 
-DEFAULTS = {"norm": "rmsnorm", "placement": "pre", "data": "stdlib", "optim": "adamw"}
-"""The defaults list of conf/train.yaml; a test compares both. Options of these choices are completed by default."""
-
 
 def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the candidates for an override, each with its help; none for a path."""
@@ -31,7 +28,8 @@ def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple
         words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
         *before, last = "\n".join(words).replace("\n=\n", "=").replace("\n=", "=").split("\n")
         hidden = last[: last.rfind("=") + 1]
-    chosen = dict(DEFAULTS)
+    # Without an override of a group, the options of its default are completed.
+    chosen: dict[str, str] = {entry["group"]: entry["name"] for entry in catalogue.defaults()}
     for text in before:
         if "=" in text:
             group, choice = text.split("=", 1)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from normlab.base.paths import config_dir
-from normlab.catalogue.entries import CAUSAL, FILE, Entry, describe, options_of
+from normlab.catalogue.entries import CAUSAL, FILE, KINDS, Entry, describe, options_of
 from normlab.catalogue.placements.init_rules import INIT_RULES, InitRule
 from normlab.catalogue.placements.table import ROWS
 from normlab.config.compose import norm_presets
@@ -69,6 +69,16 @@ def _overrides(sets: Any, prefix: str = "") -> Iterator[str]:
         yield from _overrides(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}={value}"]
 
 
+def _defaults() -> list[Entry]:
+    """Return the norm, placement, corpus and optimiser that a run has without an override, from conf/train.yaml."""
+    train = yaml.safe_load((config_dir() / "train.yaml").read_text(encoding="utf-8"))
+    chosen: dict[str, str] = {}
+    for item in train["defaults"]:
+        if isinstance(item, dict):
+            chosen |= item
+    return [{"name": chosen[group], "group": group} for group in KINDS]
+
+
 def declared_entries() -> dict[str, list[Entry]]:
 
     presets, texts = norm_presets(), {entry["name"]: entry for entry in _presets("norm")}
@@ -86,6 +96,7 @@ def declared_entries() -> dict[str, list[Entry]]:
         "data": [describe(kind, name) for name, kind in GROUPS["data"].items()],
         "optim": [describe(kind, name) for name, kind in GROUPS["optim"].items()],
         "init": [_rule(name, rule, placements) for name, rule in INIT_RULES.items()],
+        "defaults": _defaults(),
         "options": [{"name": option.pop("option"), **option} for option in options if option["option"] not in GROUPS],
     }  # fmt: skip
 

@@ -197,6 +197,7 @@ def one_entry(kind: str, name: str) -> Entry:
     entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
     if name not in entries:
         elsewhere = OTHER_NAMES if kind in ("norms", "placements") else None
-        titles = {known: entry["title"] for known, entry in entries.items() if entry.get("title")}
-        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries, elsewhere, titles))
+        # Of all kinds, while `titles` has those whose names are values of an option.
+        known_titles = {known: entry["title"] for known, entry in entries.items() if entry.get("title")}
+        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries, elsewhere, known_titles))
     return entries[name]

@@ -42,3 +42,4 @@ def test_the_tables_have_every_rule_and_placement_of_the_package() -> None:
     own_wiring = [placement for placement in load_all().values() if not isinstance(placement, AlgebraPlacement)]
     ours = {placement.name for placement in own_wiring if type(placement).__module__.startswith("normlab.")}
     assert {row.name for row in ROWS} | ours == INIT_OF_PLACEMENT.keys()
+    assert all(load_all()[name].init_source for name in INIT_OF_PLACEMENT)

@@ -51,12 +51,13 @@ def roles_of(model: nn.Module) -> dict[str, str]:
         ConfigError: A parameter has no role.
     """
     roles: dict[str, str] = {}
-    seen: set[int] = set()
+    # Objects and not names: a tied matrix has its first name only.
+    known_ids: set[int] = set()
     for module_name, module in model.named_modules():
         for name, values in module.named_parameters(module_name, recurse=False):
-            if id(values) in seen:  # a tied matrix has its first name only
+            if id(values) in known_ids:
                 continue
-            seen.add(id(values))
+            known_ids.add(id(values))
             role = getattr(values, "role", None) or _role_in(module, name.rpartition(".")[2])
             if role is None:
                 raise ConfigError(

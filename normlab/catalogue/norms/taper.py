@@ -119,7 +119,10 @@ class TaperedNormConfig(AffineNormConfig):
 
     @property
     def invariances(self) -> tuple[str, ...]:
-        return tuple(each for each in self.invariant_to if each != "scale" or self.taper_steps is None)
+        if self.taper_steps is None:
+            return self.invariant_to
+        # The linear map that remains has the scale of x.
+        return tuple(change for change in self.invariant_to if change != "scale")
 
     def final(self) -> Self:
         return dataclasses.replace(self, taper_steps=None)

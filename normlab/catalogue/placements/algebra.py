@@ -140,12 +140,16 @@ class Row:
     @property
     def all_sub_layers(self) -> list[SubLayer]:
         """All sub-layers, including those of the first blocks and of the variants."""
-        parts = (self, self.early, *(variant.early for variant in self.variants.values()))
-        return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
+        sub_layers: list[SubLayer] = []
+        for part in (self, self.early, *(variant.early for variant in self.variants.values())):
+            # Few rows, and not all of their variants, have other first blocks.
+            if part is not None:
+                sub_layers += [part.attn, part.mlp]
+        return sub_layers
 
 
 def _holds_sub_layer(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(node))
+    return any(isinstance(part, ast.Name) and part.id in SUB_LAYERS for part in ast.walk(node))
 
 
 def _is_sum(node: ast.AST) -> bool:
@@ -405,7 +409,7 @@ def register_row(row: Row) -> None:
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
             if site not in SITES[kind]:
-                sites = "; ".join(f"{other} has {', '.join(known)}" for other, known in SITES.items())
+                sites = "; ".join(f"{owner} has {', '.join(known)}" for owner, known in SITES.items())
                 hint = did_you_mean(site, SITES[kind])
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
         if sub.out_gain is not None and "out" not in sub.norms:
@@ -418,5 +422,5 @@ def register_row(row: Row) -> None:
 
 def _without_norms(placement: AlgebraPlacement, depth: int) -> list[SubLayer]:
     """Return the sub-layers of all blocks without their norms."""
-    sub_layers = [sub for block in placement.layers(depth) for sub in block]
+    sub_layers = itertools.chain.from_iterable(placement.layers(depth))
     return [replace(sub, norms=()) for sub in sub_layers]

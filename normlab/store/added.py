@@ -36,12 +36,12 @@ class AddedRows:
             run_id, content = split_first_line(content)
             if run_id is not None:
                 check_run_id(self._folder.metrics_path, run_id, self._folder.path)
-        read = parse_rows(content)
-        rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
+        content_rows = parse_rows(content)
+        rows = [row for row in content_rows.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
         # Rows that are read again replace the earlier ones, and so do their damaged lines.
         if is_from_start:
             self.damaged = 0
-        self.damaged += read.damaged + len(read.rows) - len(rows)
+        self.damaged += content_rows.damaged + len(content_rows.rows) - len(rows)
         return rows, is_from_start
 
 

@@ -43,7 +43,7 @@ to a thirtieth.
 
 
 def write_archive(
-    output: Path, found: Iterable[tuple[Path | None, Sequence[RunFolder]]], *, checkpoints: bool = False
+    output: Path, runs_of_sweeps: Iterable[tuple[Path | None, Sequence[RunFolder]]], *, checkpoints: bool = False
 ) -> None:
     """Write the records of runs, and the plans of their sweeps, to a new zip file.
 
@@ -54,7 +54,7 @@ def write_archive(
     if os.path.lexists(output):
         raise ConfigError(f"-o {output}: exists; give the name of a new file")
     folders: dict[str, Path] = {}
-    for sweep, runs in found:
+    for sweep, runs in runs_of_sweeps:
         for run in runs:
             folders[f"{RUNS_FOLDER}/{run.run_id}"] = run.path
         if sweep is not None:
@@ -69,14 +69,14 @@ def write_archive(
         raise StoreError(f"-o {output}: there is nothing to share, because no run has started; train the sweep first")
     make_folder(output.parent)
     try:
-        with new_file(output) as new:
-            with ZipFile(new, "w", strict_timestamps=False) as archive:
+        with new_file(output) as temporary_file:
+            with ZipFile(temporary_file, "w", strict_timestamps=False) as archive:
                 for name, path in files.items():
                     is_checkpoint = _CHECKPOINT.fullmatch(name) is not None
                     # Weights are as good as random numbers: compressing them takes long and saves nothing.
                     if _is_record(name) and (checkpoints or not is_checkpoint):
                         archive.write(path, name, ZIP_STORED if is_checkpoint else ZIP_DEFLATED)
-            sync(new)
+            sync(temporary_file)
     except OSError as error:
         raise io_error(output, "written", error, setting="-o") from error
 
@@ -98,7 +98,7 @@ def absolute_paths(path: Path) -> list[str]:
 
     The user named them: a corpus by `data.path`, a plugin, or a disk in the message of a failed run.
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     with ZipFile(path) as archive:
         for name in archive.namelist():
             # Vocabularies and formulas have slashes, and nothing that a user has named.
@@ -106,8 +106,8 @@ def absolute_paths(path: Path) -> list[str]:
             if not name.endswith(".json") or is_description:
                 continue
             for match in _NAMED_PATH.findall(archive.read(name)):
-                found[match.decode(errors="replace")] = None
-    return list(found)
+                paths[match.decode(errors="replace")] = None
+    return list(paths)
 
 
 def unpack_archive(path: Path, folder: Path) -> list[str]:
@@ -127,17 +127,17 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
         with ZipFile(path) as archive:
             _check_entries(archive, path.stat().st_size)
             # All entries are checked before the first is written; the folder has its name when the last one is there.
-            with new_folder(folder) as new:
+            with new_folder(folder) as temporary_folder:
                 for entry in archive.infolist():
                     if _PAGE.fullmatch(entry.filename):
                         continue
-                    target = new / entry.filename
+                    target = temporary_folder / entry.filename
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with archive.open(entry) as source, target.open("xb") as file:
                         shutil.copyfileobj(source, file)  # stops at the size that the entry declares
                         if file.tell() != entry.file_size:
                             raise ValueError(f"{entry.filename} has another size than it declares")
-                sweeps = sorted(sweep.name for sweep in (new / SWEEPS_FOLDER).glob("*") if has_plan(sweep))
+                sweeps = sorted(sweep.name for sweep in (temporary_folder / SWEEPS_FOLDER).glob("*") if has_plan(sweep))
     except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of an entry at an impossible position
             raise io_error(folder, "written", error, setting="-o") from error

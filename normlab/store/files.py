@@ -166,9 +166,9 @@ def make_folder(path: Path, *, parents: bool = True) -> None:
 
 def write_all(descriptor: int, content: bytes) -> None:
     """Write all bytes; a single `os.write` may write only some."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    remainder = memoryview(content)
+    while remainder:
+        remainder = remainder[os.write(descriptor, remainder) :]
 
 
 def sync(path: Path) -> None:

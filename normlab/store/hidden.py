@@ -45,11 +45,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     `path` is missing or an empty folder. If the block fails, the folder is deleted; errors as for `new_file`.
     """
     with _owned(path, os.O_RDONLY | os.O_DIRECTORY) as hidden:
-        for left in hidden.iterdir():  # by a killed process
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
+        for leftover in hidden.iterdir():  # by a killed process
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
             else:
-                left.unlink()
+                leftover.unlink()
         try:
             yield hidden
             hidden.rename(path)
@@ -107,10 +107,10 @@ def finish_deletions(folder: Path) -> list[str]:
     """Delete what killed processes have left of deleted folders in a folder, and return the names that they had."""
     if folder.is_symlink():  # a stranger's may lead to any place
         return []
-    left = sorted(folder.glob(f".*{_DELETED}"))
-    for hidden in left:
+    hidden_folders = sorted(folder.glob(f".*{_DELETED}"))
+    for hidden in hidden_folders:
         shutil.rmtree(hidden, ignore_errors=True)
-    return [hidden.name[1:].removesuffix(_DELETED) for hidden in left if not hidden.is_symlink()]
+    return [hidden.name[1:].removesuffix(_DELETED) for hidden in hidden_folders if not hidden.is_symlink()]
 
 
 def _hidden(path: Path, end: str) -> Path:

@@ -66,11 +66,11 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     home = selections[0].home if len(selections) == 1 else Path(results_dir)
     result = Selection(_merge(selections, command), name, home)
     if not result.started:
-        where = ", ".join(map(str, names)) or os.fspath(results_dir)
-        waiting = count_not_started(result.records)
-        if waiting:
-            raise StoreError(f"{where}: none of the sweep's {counted(waiting, 'run')} has started")
-        raise StoreError(no_runs_message(where))
+        names_text = ", ".join(map(str, names)) or os.fspath(results_dir)
+        num_not_started = count_not_started(result.records)
+        if num_not_started:
+            raise StoreError(f"{names_text}: none of the sweep's {counted(num_not_started, 'run')} has started")
+        raise StoreError(no_runs_message(names_text))
     return result
 
 
@@ -89,16 +89,16 @@ def _merge(selections: Sequence[Selection], command: str) -> list[RunEntry]:
         for record in selection.records:
             # Two names may be paths to one folder, by a link or a relative path.
             path = _identity(record.folder.path)
-            first = merged.get(path, record)
-            if first.arm_conflict is not None:
+            earlier_record = merged.get(path, record)
+            if earlier_record.arm_conflict is not None:
                 continue
-            if first.arm and record.arm and first.arm != record.arm:
+            if earlier_record.arm and record.arm and earlier_record.arm != record.arm:
                 text = (
-                    f"run {record.run_id} is in arm {first.arm} of the sweep {sweep_of[path]} and in arm {record.arm} "
-                    f"of the sweep {selection.name}"
+                    f"run {record.run_id} is in arm {earlier_record.arm} of the sweep {sweep_of[path]} and in arm "
+                    f"{record.arm} of the sweep {selection.name}"
                 )
-                merged[path] = replace(first, arm="", arm_conflict=ArmConflict(text, command))
-            elif path not in merged or not first.arm:
+                merged[path] = replace(earlier_record, arm="", arm_conflict=ArmConflict(text, command))
+            elif path not in merged or not earlier_record.arm:
                 merged[path], sweep_of[path] = record, selection.name
     return list(merged.values())
 

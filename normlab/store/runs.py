@@ -146,8 +146,8 @@ class RunFolder:
         """Whether the run has taken steps and has no status.json, which is written before the first step."""
         if (self.path / STATUS_FILE).exists():
             return False
-        last = read_last_row(self.metrics_path)
-        return last is not None and last["step"] > 0
+        last_row = read_last_row(self.metrics_path)
+        return last_row is not None and last_row["step"] > 0
 
     def status(self) -> dict[str, Any]:
         """Return `read_status` as nested plain values; every NaN is `math.nan`, so that two statuses compare equal."""
@@ -272,9 +272,9 @@ class RunFolder:
         run_id, lines = split_first_line(content)
         if run_id is not None:
             check_run_id(self.metrics_path, run_id, self.path)
-        written = status.metrics
-        if status.state in COMPLETED_STATES and written is not None and digest(content) != written:
-            raise StoreError(self._change("metrics", digest(content), written))
+        written_digest = status.metrics
+        if status.state in COMPLETED_STATES and written_digest is not None and digest(content) != written_digest:
+            raise StoreError(self._change("metrics", digest(content), written_digest))
         return parse_rows(lines, *kinds)
 
     def digests(self) -> tuple[RowsDigest, dict[str, RowsDigest]]:
@@ -301,22 +301,22 @@ class RunFolder:
             current = self.statistics.digests() if tiers is None else self.statistics.digests(tiers)
         except StoreError as error:
             return str(error)
-        for name, written in status.statistics.items():
+        for name, written_digest in status.statistics.items():
             tier, _, _ = name.partition(".")
             if tiers is None or tier in tiers:
-                change = self._change(f"statistics ({name})", current.get(name), written)
+                change = self._change(f"statistics ({name})", current.get(name), written_digest)
                 if change:
                     return change
         return ""
 
-    def _change(self, name: str, current: RowsDigest | None, written: RowsDigest) -> str:
+    def _change(self, name: str, current_digest: RowsDigest | None, written_digest: RowsDigest) -> str:
         """Return how a file differs from what was written, by their digests; empty if it does not."""
-        if current == written:
+        if current_digest == written_digest:
             return ""
-        if current is not None and current.rows == written.rows:
+        if current_digest is not None and current_digest.rows == written_digest.rows:
             return f"the {name} of run {self.run_id} are not those that were written; restore a copy"
-        current_rows = 0 if current is None else current.rows
-        rows = f"{counted(current_rows, 'row')} where {written.rows} were written"
+        current_rows = 0 if current_digest is None else current_digest.rows
+        rows = f"{counted(current_rows, 'row')} where {written_digest.rows} were written"
         return f"the {name} of run {self.run_id} have {rows}; restore a copy"
 
 

@@ -108,10 +108,10 @@ class Contrast(Estimator):
         """Return the contrast of each choosing seed; where arms have one rate, of the first seeds, which judge too."""
         tables = []
         for arm in self._arms(runs):
-            chosen: list[RunRecord] = []
+            chosen_runs: list[RunRecord] = []
             for lr in arm.chosen_lrs:
-                chosen += arm.choice.runs_at(lr)
-            tables.append(mean_over_rates(self.measure, chosen))
+                chosen_runs += arm.choice.runs_at(lr)
+            tables.append(mean_over_rates(self.measure, chosen_runs))
         return [*weighted_sums([*self.weights.values()], tables).values()]
 
     def on_normal_scale(self, value: float) -> float:

@@ -225,11 +225,11 @@ def _replicated(reports: Sequence[dict[str, Any]]) -> str:
     pairs = _decided_pairs(reports, in_first=True)
     if not pairs:
         return "None is replicated"
-    same = sum(row["verdict"] == again["verdict"] for row, again in pairs)
-    known = len(pairs) - _unknown([row for row, _ in pairs])
+    num_same = sum(row["verdict"] == replication["verdict"] for row, replication in pairs)
+    num_with_power = len(pairs) - _unknown([row for row, _ in pairs])
     return (
-        f"{same} of {len(pairs)} decided claims were decided in the same way on fresh seeds; only {known} of "
-        "these have a known power"
+        f"{num_same} of {len(pairs)} decided claims were decided in the same way on fresh seeds; only "
+        f"{num_with_power} of these have a known power"
     )
 
 
@@ -243,15 +243,15 @@ def _in_other_settings(reports: Sequence[dict[str, Any]]) -> str:
     pairs = _decided_pairs(reports, in_first=False)
     if not pairs:
         return text
-    same = opposite = 0
-    for row, there in pairs:
-        if there["verdict"] == row["verdict"]:
-            same += 1
-        elif there["verdict"] in DECIDED:
-            opposite += 1
+    num_same = num_opposite = 0
+    for row, other_row in pairs:
+        if other_row["verdict"] == row["verdict"]:
+            num_same += 1
+        elif other_row["verdict"] in DECIDED:
+            num_opposite += 1
     return (
-        f"{text}: of {len(pairs)} verdicts there on decided claims {same} are the same, {opposite} the opposite and "
-        f"{len(pairs) - same - opposite} none (undecided or void)"
+        f"{text}: of {len(pairs)} verdicts there on decided claims {num_same} are the same, {num_opposite} the "
+        f"opposite and {len(pairs) - num_same - num_opposite} none (undecided or void)"
     )
 
 
@@ -263,9 +263,9 @@ def _decided_pairs(reports: Sequence[dict[str, Any]], *, in_first: bool) -> list
         for attempt in later:
             if (attempt["setting"] == first["setting"]) != in_first:
                 continue
-            for row, again in zip(first["claims"], attempt["claims"], strict=True):
+            for row, later_row in zip(first["claims"], attempt["claims"], strict=True):
                 if row["verdict"] in DECIDED and _is_counted(row):
-                    pairs.append((row, again))
+                    pairs.append((row, later_row))
     return pairs
 
 

@@ -119,14 +119,17 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
     Raises:
         StoreError: The file cannot be read, or is damaged.
     """
-    path, now = folder / REPORT_FILE, study.criterion_hash()
+    path, current_criterion = folder / REPORT_FILE, study.criterion_hash()
     if not path.exists():
         return [], []
     try:
         report = read_stored_report(path)
         criterion = report["criterion"]
-        if criterion != now:
-            warn(f"{path}: was judged by criterion {criterion}, now {now}; its attempts without runs here are left out")
+        if criterion != current_criterion:
+            warn(
+                f"{path}: was judged by criterion {criterion}, now {current_criterion}; its attempts without runs here "
+                "are left out"
+            )
             return [], []
         tested: list[Tested] = []
         for row in report["attempts"]:
@@ -146,9 +149,9 @@ def _judgements(claims: Sequence[Claim], rows: Sequence[Mapping[str, Any]]) -> l
 
 def _write(study: Study, tested: Sequence[Tested], captions: Sequence[str], folder: Path) -> Path:
     first = tested[0].verdicts
-    drawn = draw_verdicts([*first.claims, *first.controls])
+    figures = draw_verdicts([*first.claims, *first.controls])
     for format in FORMATS:
-        write_output(folder / f"verdicts.{format}", drawn[format])
+        write_output(folder / f"verdicts.{format}", figures[format])
     page = folder / "README.md"
     write_output(page, as_text("\n\n".join(page_blocks(study, tested, captions)) + "\n").encode())
     write_output(folder / REPORT_FILE, with_checksum(_as_data(study, tested, captions)))

@@ -208,9 +208,9 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
 def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
     intervals = {alpha: (low, high) for alpha, (low, high) in zip(LEVELS, row["intervals"], strict=True)}
-    kept = {name: row[name] for name in FIELDS}
+    fields = {name: row[name] for name in FIELDS}
     # The intervals of other levels are not known: a report is drawn, and not judged again.
-    estimate = Estimate(row["estimate"], intervals.__getitem__, **kept)
+    estimate = Estimate(row["estimate"], intervals.__getitem__, **fields)
     judgement = Judgement(claim, row["verdict"], row["reason"], estimate, row["p"])
     if row["power"]:
         judgement = replace(judgement, power=Power(**row["power"]))

@@ -67,13 +67,13 @@ class Attempt:
 
     def folders(self) -> list[Path]:
         """Return the folders of the sweeps that have been planned."""
-        planned: list[Path] = []
+        planned_folders: list[Path] = []
         for block in self.blocks:
             for grid in self.study.grids:
                 folder = self.sweep_folder(grid, block)
                 if has_plan(folder):
-                    planned.append(folder)
-        return planned
+                    planned_folders.append(folder)
+        return planned_folders
 
     def check_plans(self) -> None:
         """Check that no plan is lost: without its runs, a verdict would be of other seeds.
@@ -131,28 +131,30 @@ class Attempt:
 
         note = study_note(self.study.name, self.study.criterion_hash())
         grids = list(self.compose(block, overrides))
-        planned: list[RunRecord] = []
+        planned_runs: list[RunRecord] = []
         for _, _, composed in grids:
-            planned += [_planned(config) for _, config in composed]
-        needed = {run.run_id for run in planned}
+            planned_runs += [_planned(config) for _, config in composed]
+        needed_ids = {run.run_id for run in planned_runs}
         if block != self.blocks[0]:
-            needed = set(_needed(claims, planned, results))
+            needed_ids = set(_needed(claims, planned_runs, results))
         for grid, options, composed in grids:
-            kept = [(run_overrides, config) for run_overrides, config in composed if config.config_hash in needed]
-            if kept:
-                sweep = make_plan(options, kept, design=design_of(self.overrides_of(grid, block, overrides)))
+            needed_runs = [
+                (run_overrides, config) for run_overrides, config in composed if config.config_hash in needed_ids
+            ]
+            if needed_runs:
+                sweep = make_plan(options, needed_runs, design=design_of(self.overrides_of(grid, block, overrides)))
                 notes = sweep.plan.notes
                 # A sweep that was planned before keeps the criterion of that time, so that a change is found.
                 if criterion_of(notes) is None:
                     sweep = replace(sweep, plan=replace(sweep.plan, notes=[*notes, note]))
-                yield PlannedGrid(options, kept, sweep)
+                yield PlannedGrid(options, needed_runs, sweep)
 
 
-def _needed(claims: Sequence[Claim], planned: Sequence[RunRecord], results: Sequence[RunRecord]) -> Iterator[str]:
+def _needed(claims: Sequence[Claim], planned_runs: Sequence[RunRecord], results: Sequence[RunRecord]) -> Iterator[str]:
     """Yield the hash of each planned config that an estimate uses: at the chosen learning rates, or at all of them."""
     recorded = StudyRuns(results)
     for claim in claims:
-        runs = StudyRuns(planned)
+        runs = StudyRuns(planned_runs)
         # Planned runs have no loss, but the estimator takes the same arms from them, which are then in `used`.
         claim.estimator.estimate(runs)
         for where, arm in runs.used.items():
@@ -186,9 +188,9 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
     """
     # Grids may share runs, which are trained once.
     by_identity = {canonical_hash(config.identity()): config for config in configs}
-    planned = [_planned(config) for config in by_identity.values()]
+    planned_runs = [_planned(config) for config in by_identity.values()]
     for claim in (*study.claims, *study.controls):
-        runs = StudyRuns(planned)
+        runs = StudyRuns(planned_runs)
         try:
             claim.estimator.estimate(runs)
             reason = runs.reason_not_comparable(claim.intended)

@@ -25,13 +25,13 @@ LEGEND = (
 
 def name_entries(only: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield an entry for each use of a name, or of one name only; `LEGEND` explains it."""
-    first: dict[str, Tensor] = {}
+    first_logits: dict[str, Tensor] = {}
     for name, code, commit, overrides in NAMES:
         if only not in (None, name):
             continue
         config = compose_run(["norm=rmsnorm", *overrides.split()])
         logits_BTV = build_small(shrink(config, width=SMALL_WIDTH)).gpt(tokens()).detach()
-        expected_BTV = first.setdefault(name, logits_BTV)
+        expected_BTV = first_logits.setdefault(name, logits_BTV)
         distance = float((logits_BTV - expected_BTV).abs().max() / expected_BTV.abs().max())
         yield {
             "name": name, "code": code, "commit": commit, "here": overrides, "distance": float(f"{distance:.2g}"),

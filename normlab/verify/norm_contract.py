@@ -170,10 +170,10 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
             torch.default_generator.manual_seed(0)
             initial = parameters_and_buffers(variant.build(width))
             torch.default_generator.manual_seed(0)
-            missing = [name for name in initial if name not in declared]
-            if missing:
+            undeclared = [name for name in initial if name not in declared]
+            if undeclared:
                 owner = type(norm).__name__
-                result = f"{', '.join(missing)}: not in `initial_values` of {owner}; add an expression for each"
+                result = f"{', '.join(undeclared)}: not in `initial_values` of {owner}; add an expression for each"
                 yield Check(subject, "declares its initial values", passed=False, result=result)
                 return
             for name, value in initial.items():
@@ -186,9 +186,11 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
         yield largest.check(subject, "has its declared initial values")
 
 
-def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
+def compare_initial(
+    largest: LargestError, value: Tensor, text: str, variables: Mapping[str, Any], location: str
+) -> None:
     """Compare an initial value with an expression of `initial_values`, by relative error."""
-    names = {"sqrt": math.sqrt, "max": max, "range": range, "normal": torch.randn, **known}
+    names = {"sqrt": math.sqrt, "max": max, "range": range, "normal": torch.randn, **variables}
     try:
         expected = torch.as_tensor(eval(text, {"__builtins__": {}, **names}), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything

@@ -132,7 +132,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         small = build_small(small_config(norm, variant, depth=depth, mlp="swiglu"), filled=False)
         model, declared = small.config.model, variant.initial_values
         sizes = {"L": depth, "D": model.width, "M": model.mlp_width, "H": model.heads, "V": VOCAB}
-        known = plain_tree(variant) | plain_tree(norm) | sizes
+        variables = plain_tree(variant) | plain_tree(norm) | sizes
         of_norms: set[Tensor] = set()
         for module in small.norms:
             of_norms.update(module.parameters())
@@ -140,7 +140,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         for layer, name, value in extra_parameters(small.gpt):
             if name in declared:
                 location = f"{name}, block {layer} of {depth}"
-                compare_initial(largest, value, declared[name], {**known, "l": layer}, location)
+                compare_initial(largest, value, declared[name], {**variables, "l": layer}, location)
             # A norm declares its own parameters, unless the placement changes their initial values.
             if name in declared or value not in of_norms:
                 names.add(name)
@@ -188,8 +188,8 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
             # A factor of 1 is left out only if it is 1 in each block.
             for part, sub in zip(("attn", "mlp"), subs, strict=True):
                 for name, factor in zip(("skip", "branch", "shrink"), sub.factors, strict=True):
-                    needed = any(factor(number, depth) != 1 for number in range(1, depth + 1))
-                    if needed != (wiring.get_submodule(part).get_buffer(name) is not None):
+                    is_needed = any(factor(number, depth) != 1 for number in range(1, depth + 1))
+                    if is_needed != (wiring.get_submodule(part).get_buffer(name) is not None):
                         wrong.append(f"{part}.{name} of block {layer} of {depth}")
             if wiring(x_BTD, Branch(torch.neg), Branch(torch.neg)).dtype != x_BTD.dtype:
                 wrong.append(f"the stream's dtype after block {layer} of {depth}")
@@ -215,11 +215,11 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
         expected = copy.deepcopy(module).double()(x.double()).detach()
         # A number of 8 bits is rounded by at most 1/256 of its size.
         allowed = roundings / 256 * expected.abs()
-        passed = y.dtype == x.dtype and bool(((y - expected).abs() <= allowed).all())
+        is_close = y.dtype == x.dtype and bool(((y - expected).abs() <= allowed).all())
         claim = f"keeps bfloat16 in the {name}, and rounds no more than necessary"
         result = str(y.dtype).removeprefix("torch.")
         problems: list[str] = []
-        if not passed:
+        if not is_close:
             problems.append(f"expected bfloat16 numbers next to those of float64, found others in {result}")
         yield check_no_problems(subject, claim, problems, result)
 
@@ -231,14 +231,14 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
     """
     if placement.name not in {row.name for row in ROWS}:
         return
-    last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
-    needed = "N(" in placement.formula and not last.startswith("N(")
-    article, formula = ("a", "x = N(x)") if needed else ("no", "nothing")
+    last_expression = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
+    is_needed = "N(" in placement.formula and not last_expression.startswith("N(")
+    article, formula = ("a", "x = N(x)") if is_needed else ("no", "nothing")
     claim = f"has {article} norm before the LM head, and none on the embeddings"
     result = f"{placement.embedding_formula or 'nothing'}, {placement.head_formula or 'nothing'}"
-    passed = bool(placement.head_formula) == needed and not placement.embedding_formula
+    is_consistent = bool(placement.head_formula) == is_needed and not placement.embedding_formula
     problems: list[str] = []
-    if not passed:
+    if not is_consistent:
         problems.append(f"expected nothing, {formula}; found {result}")
     yield check_no_problems(subject, claim, problems, result)
 
@@ -256,10 +256,10 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
     projected = {name: weight.clone() for name, weight in weights.items()}
     placement.project(projected)
     for name, weight in weights.items():
-        last = name.removesuffix(".weight").rpartition(".")[2]
+        matrix = name.removesuffix(".weight").rpartition(".")[2]
         expected = weight
         for vectors, names in placement.unit_length.items():
-            if last in names.split():
+            if matrix in names.split():
                 expected = weight / torch.linalg.vector_norm(weight, dim=AXES[vectors], keepdim=True)
                 break
         largest.compare(projected[name], expected, name)
@@ -268,9 +268,9 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 def _norms_for(placement: Placement) -> list[NormConfig]:
     """Return norm=none, so that no norm has parameters, or norms with gains if required."""
-    none = NORMS["none"]()  # pyright: ignore[reportCallIssue]
+    no_norm = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
-        placement.check_norm(none)
+        placement.check_norm(no_norm)
     except ConfigError:
         return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
-    return [none]
+    return [no_norm]

@@ -119,16 +119,16 @@ class ReferenceModel:
         self.pending = deque(self.norm_order.get(segment, ()))
         for owner, names in runs:
             parameters = {name.replace(".", "_"): parameter for name, parameter in owner.named_parameters()}
-            known = self._known(formula, streams, {"N": self._norm, **names}, parameters)
+            namespace = self._namespace(formula, streams, {"N": self._norm, **names}, parameters)
             try:
-                exec(_compiled(formula), known, streams)  # noqa: S102
+                exec(_compiled(formula), namespace, streams)  # noqa: S102
             except Exception as error:  # a plugin's formula may raise anything
                 raise FormulaMismatch(f"{segment}: {formula!r} cannot be evaluated ({error})") from error
         if self.pending:
             count = len(self.norm_order[segment])
             raise FormulaMismatch(f"{segment}: has {counted(count, 'norm')}, its formula {count - len(self.pending)}")
 
-    def _known(
+    def _namespace(
         self, formula: str, streams: Mapping[str, Any], block: Mapping[str, Any], parameters: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the values of the names that a formula may use; Python's own functions are not among them.
@@ -196,8 +196,8 @@ class ReferenceModel:
             return value
         streams = {name: value}
         head_width = {"K": self.config.model.width // self.config.model.heads}
-        known = self._known(statements[0], streams, head_width, scales)
-        exec(_compiled(statements[0]), known, streams)  # noqa: S102
+        namespace = self._namespace(statements[0], streams, head_width, scales)
+        exec(_compiled(statements[0]), namespace, streams)  # noqa: S102
         return streams[name]
 
     def _norm(self, x_D: Tensor, norm: NormConfig | None = None) -> Tensor:

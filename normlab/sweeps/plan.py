@@ -167,7 +167,7 @@ def _resolve_runs(
 ) -> tuple[list[ResolvedRun], list[str]]:
     """Return the different runs, and the warnings about them; `gpu` has the least memory."""
     corpora, warnings, runs = dict[str, Corpus](), dict[str, None](), dict[str, ResolvedRun]()
-    new: list[tuple[RunConfig, Identity]] = []
+    new_runs: list[tuple[RunConfig, Identity]] = []
     """The config and the identity of each run that has not started."""
     for number, (overrides, unresolved) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {counted(len(composed), 'run')}")
@@ -187,13 +187,13 @@ def _resolve_runs(
             warnings[f"{same}: {reason}, and is trained once"] = None
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
-            new.append((config, run_identity))
+            new_runs.append((config, run_identity))
             warnings |= dict.fromkeys(check_start(config, run_identity, tokenizer))
         planned = PlannedRun(run_id, list(overrides), config.recorded())
         runs[run_id] = ResolvedRun(planned, config, machine, tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
-    warnings |= dict.fromkeys(change_warnings(new, Path(composed[0][1].results_dir) / RUNS_FOLDER))
+    warnings |= dict.fromkeys(change_warnings(new_runs, Path(composed[0][1].results_dir) / RUNS_FOLDER))
     planned_runs = [(run.planned, run.config) for run in runs.values()]
     return list(runs.values()), [*warnings, *other_init_rules(planned_runs), *equal_functions(planned_runs)]
 
@@ -204,19 +204,19 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     configs = [run.config for run in runs]
     jobs = _jobs(options, runs)
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
-    left: list[int] = []
+    incomplete_runs: list[int] = []
     alone: set[int] = set()
     for index, run in enumerate(runs):
         run_folder = run_of(folder, run.planned)
         _check_not_in_another_pack(run_folder, plan.name)
         if not is_completed(run_folder):
-            left.append(index)
+            incomplete_runs.append(index)
             # It has a record already, and the runs of a pack start together.
             if run_folder.exists():
                 alone.add(index)
     number = max((pack.number for pack in plan.packs), default=0)
     packs = list(plan.packs)
-    for indices in sorted(make_packs(configs, left, alone, size)):
+    for indices in sorted(make_packs(configs, incomplete_runs, alone, size)):
         number += 1
         packs.append(Pack(number, [first + index for index in indices]))
     notes = list(plan.notes)

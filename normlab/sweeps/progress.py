@@ -25,9 +25,9 @@ EVERY_S = 60.0
 def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> Iterator[str]:
     """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs."""
     plan, jobs = sweep.plan, options.jobs or sweep.plan.parallel_packs
-    left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
-    packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
-    completed = len(plan.runs) - len(left)
+    incomplete_runs = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
+    packs = [pack for pack in plan.packs if incomplete_runs.intersection(pack.runs)]
+    completed = len(plan.runs) - len(incomplete_runs)
     yield f"sweep   {plan.name}"
     if completed:
         yield f"runs    {len(plan.runs)} ({completed} completed already, not trained again)"
@@ -57,7 +57,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
         if "OMP_NUM_THREADS" in os.environ:
             threads = threads_of(jobs)
         yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
-    yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in left):,} to train on"
+    yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in incomplete_runs):,} to train on"
     if with_packs:
         for pack in packs:
             yield f"pack {pack.number:<3} {label_of(plan, pack)}"
@@ -160,15 +160,15 @@ class ProgressDisplay:
 
     def _read(self) -> float:
         """Read the records of the runs that are not completed, and return the fraction of the work that is done."""
-        done, total = 0.0, 0
+        completed_cost, total_cost = 0.0, 0
         for index, run in enumerate(self._plan.runs):
             # The record of a completed run does not change, and a sweep may have thousands of them.
             if self._done[index] < 1:
                 self._done[index] = _fraction(self._folder, run)
             cost = _cost(run)
-            done += self._done[index] * cost
-            total += cost
-        return done / total
+            completed_cost += self._done[index] * cost
+            total_cost += cost
+        return completed_cost / total_cost
 
     def _summary(self, work: float) -> str:
         completed = list(self._done.values()).count(1)

@@ -75,12 +75,12 @@ def write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[Cell, Seq
     """Write the trials of all cells as a file that `optuna-dashboard` reads."""
     optuna = import_optuna()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        new = Path(folder) / path.name
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(new)))
+        journal = Path(folder) / path.name
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
         for cell, trials_of_cell in trials.items():
             study = optuna.create_study(storage=storage, study_name=" ".join(cell) or "all runs")
             _add(study, ranges, trials_of_cell)
-        write_atomic(path, new.read_bytes())
+        write_atomic(path, journal.read_bytes())
 
 
 def import_optuna() -> Any:

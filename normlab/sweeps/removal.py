@@ -74,14 +74,14 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
     """Runs that are named themselves, not by their sweep."""
     is_finished = _finish_deletions(names, results_dir)
     found_folders: list[tuple[Path | None, list[RunFolder]]] = []
-    missing: list[NoSuchRun] = []
+    errors: list[NoSuchRun] = []
     for name in names:
         try:
             found_folders += find_folders([name], results_dir)
         except NoSuchRun as error:
-            missing.append(error)
-    if missing and not (is_finished or found_folders):
-        raise missing[0]
+            errors.append(error)
+    if errors and not (is_finished or found_folders):
+        raise errors[0]
     for sweep, runs_of_sweep in found_folders:
         for run in runs_of_sweep:
             path = _real(run.path, RUNS_FOLDER)
@@ -96,20 +96,22 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
             pass
     deleted_sweeps = [] if only_checkpoints else list(sweeps)
     users = _users(runs, deleted_sweeps, only_checkpoints)
-    kept: dict[Path, str] = {}
+    reasons_to_keep: dict[Path, str] = {}
     for path in runs:
         if path in users:
-            kept[path] = f"used by sweep {', '.join(users[path])}"
+            reasons_to_keep[path] = f"used by sweep {', '.join(users[path])}"
     if only_checkpoints:
         for path, run in runs.items():
             if not _is_completed(run):
-                kept[path] = "it is not completed, and resumes from them"
+                reasons_to_keep[path] = "it is not completed, and resumes from them"
     else:
-        for path in named & kept.keys():
-            raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
-    left = [run for path, run in runs.items() if path not in kept]
-    reasons = {path.name: reason for path, reason in kept.items()}
-    return Removal(deleted_sweeps, left, reasons, only_checkpoints, [str(error) for error in missing])
+        for path in named & reasons_to_keep.keys():
+            raise StoreError(
+                f"run {path.name}: is {reasons_to_keep[path]}; delete that sweep too, with `normlab rm SWEEP RUN`"
+            )
+    removable_runs = [run for path, run in runs.items() if path not in reasons_to_keep]
+    reasons = {path.name: reason for path, reason in reasons_to_keep.items()}
+    return Removal(deleted_sweeps, removable_runs, reasons, only_checkpoints, [str(error) for error in errors])
 
 
 def _finish_deletions(names: Sequence[str], results_dir: Folder) -> bool:
@@ -127,7 +129,7 @@ def _finish_deletions(names: Sequence[str], results_dir: Folder) -> bool:
     return is_finished
 
 
-def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
+def rename_sweep(name: str, new_name: str, results_dir: Folder) -> Path:
     """Give a sweep another name, and return its new folder. After a kill, the same call finishes.
 
     Raises:
@@ -135,18 +137,18 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
         StoreError: There is no such sweep, it is active, a link leads out of it, or one of its packs is not completed.
     """
     # Before `with_name`, whose error for a wrong name does not say what to do.
-    SweepOptions(name=new).validate()
+    SweepOptions(name=new_name).validate()
     sweep = find_sweep(name, results_dir)
     if sweep is None:
         raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
     folder = _real(sweep.absolute(), SWEEPS_FOLDER)
     if folder.name.startswith("study-"):
         raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
-    renames = {folder: folder.with_name(new)}
+    renames = {folder: folder.with_name(new_name)}
     search = folder.with_name(f"{folder.name}{SEARCH}")
     if has_plan(search):
         # First: a command that is killed between the two finds the sweep by its old name, and finishes.
-        renames = {search: search.with_name(f"{new}{SEARCH}")} | renames
+        renames = {search: search.with_name(f"{new_name}{SEARCH}")} | renames
     for target in renames.values():
         SweepOptions(name=target.name).validate()
         if os.path.lexists(target):
@@ -154,17 +156,17 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
     # Everything is checked, and locked, before anything changes: neither half would resume under its name.
     with ExitStack() as locks:
         plans: dict[Path, Plan] = {}
-        for old, target in renames.items():
-            locks.enter_context(_locked(old))
-            plans[old] = read_plan(old, target.name)
-            _check_packs(old, plans[old])
-        for old, target in renames.items():
+        for source, target in renames.items():
+            locks.enter_context(_locked(source))
+            plans[source] = read_plan(source, target.name)
+            _check_packs(source, plans[source])
+        for source, target in renames.items():
             # The plan before the folder: after a kill the old folder is found, and its plan has the new name.
-            write_plan(old, replace(plans[old], name=target.name))
+            write_plan(source, replace(plans[source], name=target.name))
             try:
-                old.rename(target)
+                source.rename(target)
             except OSError as error:
-                raise io_error(old, "renamed", error) from error
+                raise io_error(source, "renamed", error) from error
     return renames[folder]
 
 

@@ -101,7 +101,7 @@ class SlurmExecutor:
             return
         self._polled = time.monotonic()
         self._ask_slurm()
-        now, planned = time.monotonic(), {pack.number for pack in plan.packs}
+        now, numbers_in_plan = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
             outcome = files.read_task_outcome(self._folder, number)
             # Files may be late: without an outcome, only the time outside of the queue is evidence that there is none.
@@ -109,7 +109,7 @@ class SlurmExecutor:
             if not has_ended and now - since < GONE_FOR_S:
                 continue
             # A pack outside of the plan was halved already.
-            if number in planned:
+            if number in numbers_in_plan:
                 yield outcome or self._outcome_of_state(plan, number, state)
             del self._gone[number], self._queue[number]
             files.write_queue(self._folder, self._queue)

@@ -23,15 +23,15 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
         StoreError: The status of a run cannot be read.
     """
     # A run that was added, left out or changed has another id.
-    planned = {run.run_id: run for run in plan.runs}
+    run_by_id = {run.run_id: run for run in plan.runs}
     stored_ids = {run.run_id for run in stored.runs}
-    if stored_ids != planned.keys():
+    if stored_ids != run_by_id.keys():
         hint = OTHER_NAME
-        if stored_ids < planned.keys():
+        if stored_ids < run_by_id.keys():
             hint = f"add --extend, or {OTHER_NAME}"
         raise ConfigError(
             f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
-            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {hint}"
+            f"overrides make {len(run_by_id)}, {len(stored_ids & run_by_id.keys())} in common); {hint}"
         )
     if stored.pack != plan.pack:
         raise ConfigError(
@@ -39,7 +39,7 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
             f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
         )
     for run in stored.runs:
-        new_name = planned[run.run_id].arm
+        new_name = run_by_id[run.run_id].arm
         # The name of an arm is no part of its run, but tables and tests compare arms by their names.
         if run.arm and run.arm != new_name:
             raise ConfigError(
@@ -58,7 +58,7 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
                 f"sweep.name={stored.name}: run {run.run_id} is missing, and the others of its pack are completed; "
                 f"{OTHER_NAME}"
             )
-    return replace(stored, runs=[planned[run.run_id] for run in stored.runs])
+    return replace(stored, runs=[run_by_id[run.run_id] for run in stored.runs])
 
 
 def halve(plan: Plan, pack: Pack) -> Plan:

@@ -94,12 +94,14 @@ class Supervision:
             # The pack may have run out of memory after its supervisor died, so it is not halved yet.
             if pack.number in latest and pack.number not in active and not self._is_completed(pack):
                 self._halve_after(latest[pack.number])
-        left = [pack for pack in self.plan.packs if pack.number not in active and not self._is_completed(pack)]
+        incomplete_packs = [
+            pack for pack in self.plan.packs if pack.number not in active and not self._is_completed(pack)
+        ]
         if not retry_failed:
-            for pack in left:
+            for pack in incomplete_packs:
                 if pack.number in latest and latest[pack.number].is_failure:
                     self.failed[pack.number] = latest[pack.number]
-        self.waiting = [pack for pack in left if pack.number not in self.failed]
+        self.waiting = [pack for pack in incomplete_packs if pack.number not in self.failed]
         self.display.start(self.plan, len(self.waiting) + len(active), self.failed)
         signals_handled = 0
         try:

@@ -53,8 +53,8 @@ class Worker:
     def train(self, number: int) -> tuple[str, str]:
         """Train a pack, and return the cause and the detail of its outcome; report an error on standard error."""
         try:
-            received = self._train(number)
-            return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
+            stop_signal = self._train(number)
+            return (INTERRUPTED, STOPPED) if stop_signal else (FINISHED, "")
         except DiskError as error:
             # It counts as interrupted, so that the same command trains the pack again.
             message = one_line(error)

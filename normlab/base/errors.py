@@ -104,9 +104,11 @@ def unknown(
     return f"unknown {kind} {name!r}{did_you_mean(name, options, titles)}: choose one of {', '.join(options)}"
 
 
-def no_effect(setting: str, other: str) -> ConfigError:
+def no_effect(setting: str, other_setting: str) -> ConfigError:
     """Return the error for a setting (`option=value`) that has no effect with another setting."""
-    return ConfigError(f"{setting}: has no effect with {other}; leave it out, or change {other.partition('=')[0]}")
+    return ConfigError(
+        f"{setting}: has no effect with {other_setting}; leave it out, or change {other_setting.partition('=')[0]}"
+    )
 
 
 def counted(n: float, noun: str, form: str = "") -> str:

@@ -204,9 +204,9 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
 
 def plugin_line(error: BaseException) -> str | None:
     """Return the last plugin line in an exception's traceback as `FILE line N`, or None."""
-    last, frame = None, error.__traceback__
+    line, frame = None, error.__traceback__
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__", "")).startswith(_PLUGIN):
-            last = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
+            line = f"{Path(frame.tb_frame.f_code.co_filename).name} line {frame.tb_lineno}"
         frame = frame.tb_next
-    return last
+    return line

@@ -27,17 +27,17 @@ def code_of(content: bytes) -> str:
         else:
             for number in range(first, last):
                 is_inside_string[number] = True
-    kept: list[str] = []
+    code_lines: list[str] = []
     for number, line in enumerate(lines):
         if is_inside_string[number]:
-            kept.append(line)
+            code_lines.append(line)
             continue
         stripped = line.rstrip()
         # After a backslash, a blank line ends the statement.
-        is_continued = bool(kept) and kept[-1].endswith("\\")
+        is_continued = bool(code_lines) and code_lines[-1].endswith("\\")
         if stripped or is_continued:
-            kept.append(stripped)
-    return "\n".join(kept)
+            code_lines.append(stripped)
+    return "\n".join(code_lines)
 
 
 def _decode(content: bytes) -> str:

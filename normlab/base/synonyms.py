@@ -47,13 +47,13 @@ def nearest_values(
     # Reversed, so that of two titles with one plain form the first one counts.
     by_plain_title = {_plain(title): value for title, value in reversed(by_title.items())}
     plain = _plain(name)
-    same = next((names for names in _SAME if plain in names), ())
+    synonyms = next((names for names in _SAME if plain in names), ())
     by_plain_name = {_plain(value): value for value in values}
     # A title comes first: HybridNorm* is another placement than HybridNorm.
-    for candidate in (by_title.get(name.lower(), plain), plain, by_plain_title.get(plain, plain), *same):
+    for candidate in (by_title.get(name.lower(), plain), plain, by_plain_title.get(plain, plain), *synonyms):
         if _plain(candidate) in by_plain_name:
             return [by_plain_name[_plain(candidate)]]
-    if same:
+    if synonyms:
         return []
     by_lower_case = {value.lower(): value for value in values}
     # Several are named only if each is close; a single guess may be vague.

@@ -115,20 +115,20 @@ class NativeClass:
 
     def reason(self, config: RunConfig) -> str:
         """Return why the class does not compute a model although its options fit; empty if it does."""
-        ours = flatten_options(config)
+        options = flatten_options(config)
         wrong: list[str] = []
         for name, compute in self.derived.items():
-            needed = compute(config)
-            if not math.isclose(ours[name], needed, rel_tol=1e-12):
-                wrong.append(f"{name}={needed!r}, not {ours[name]:g}")
+            value = compute(config)
+            if not math.isclose(options[name], value, rel_tol=1e-12):
+                wrong.append(f"{name}={value!r}, not {options[name]:g}")
         if not wrong:
             return ""
         return f"with this width and these heads the class has {' and '.join(wrong)}"
 
     def write_options(self, config: RunConfig) -> dict[str, Any]:
         """Return the options of the class, besides those of the tokenizer, for a model that it computes."""
-        ours = flatten_options(config)
-        return {name: ours.get(option) for name, option in self.options.items()} | dict(self.fixed(config))
+        config_options = flatten_options(config)
+        return {name: config_options.get(option) for name, option in self.options.items()} | dict(self.fixed(config))
 
     def read_options(self, options: Options) -> tuple[list[str], RunConfig]:
         """Return the overrides and the config of a run whose model the class computes with these options.
@@ -152,11 +152,11 @@ class NativeClass:
         config = compose_run(texts)
         # Another value is another model, and so may be a missing one, if its default is not that of normlab's model.
         for name, value in self.fixed(config).items():
-            theirs, needed = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
-            if theirs is None and name not in (*self.optional, *NOT_READ):
-                raise ConfigError(f"has no {name}; {needed}")
-            if theirs is not None and theirs != value and name not in NOT_READ:
-                raise ConfigError(f"{name}={_text(theirs):.60}: {needed}")
+            stored_value, requirement = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
+            if stored_value is None and name not in (*self.optional, *NOT_READ):
+                raise ConfigError(f"has no {name}; {requirement}")
+            if stored_value is not None and stored_value != value and name not in NOT_READ:
+                raise ConfigError(f"{name}={_text(stored_value):.60}: {requirement}")
         different = self.differences(config)
         if different:
             raise ConfigError(f"{', '.join(different)}: {self.name} does not compute it")
@@ -172,15 +172,15 @@ class NativeClass:
         for layer in range(model.depth):
             for name, modules in self.linears.items():
                 full = f"{self.blocks}.{layer}.{name}"
-                ours = [f"blocks.{layer}.{module}" for module in modules]
+                module_names = [f"blocks.{layer}.{module}" for module in modules]
                 # (outputs, inputs): all linear layers but those of the MLP have the width on both sides.
                 outputs = [sizes.get(module.rpartition(".")[2], model.width) for module in modules]
                 inputs = model.mlp_width if modules == ("mlp.down",) else model.width
-                weights = tuple(f"{module}.weight" for module in ours)
+                weights = tuple(f"{module}.weight" for module in module_names)
                 shapes = tuple((rows, inputs) for rows in outputs)
                 yield StoredTensor(f"{full}.weight", weights, shapes, self.transposes)
                 if self.has_biases:
-                    biases = tuple(f"{module}.bias" for module in ours)
+                    biases = tuple(f"{module}.bias" for module in module_names)
                     yield StoredTensor(f"{full}.bias", biases, tuple((rows,) for rows in outputs))
             for name, module in self.norms.items():
                 width = model.width
@@ -402,8 +402,8 @@ def class_of(config: RunConfig) -> NativeClass:
         reason = f"the model differs from it in {', '.join(different[nearest.name])}"
     if not reason:
         return nearest
-    known = ", ".join(native.name for native in CLASSES)
+    class_names = ", ".join(native.name for native in CLASSES)
     raise ConfigError(
-        f"no class of transformers that normlab knows ({known}) computes this model; the nearest is {nearest.name}: "
-        f"{reason}; train a model without the difference"
+        f"no class of transformers that normlab knows ({class_names}) computes this model; the nearest is "
+        f"{nearest.name}: {reason}; train a model without the difference"
     )

@@ -59,14 +59,14 @@ def write_folder(
     definition = tokenizer_json(tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(folder) as new:
-            save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
-            _write_json(new / "config.json", options | native.write_options(config))
-            (new / "tokenizer.json").write_text(definition, encoding="utf-8")
-            _write_json(new / "tokenizer_config.json", _tokenizer_options(tokenizer, config))
-            (new / "README.md").write_text(card, encoding="utf-8")
+        with new_folder(folder) as temporary_folder:
+            save_file(weights, temporary_folder / "model.safetensors", metadata={"format": "pt"})
+            _write_json(temporary_folder / "config.json", options | native.write_options(config))
+            (temporary_folder / "tokenizer.json").write_text(definition, encoding="utf-8")
+            _write_json(temporary_folder / "tokenizer_config.json", _tokenizer_options(tokenizer, config))
+            (temporary_folder / "README.md").write_text(card, encoding="utf-8")
             # safetensors makes a file that only its owner may read.
-            shutil.copymode(new / "config.json", new / "model.safetensors")
+            shutil.copymode(temporary_folder / "config.json", temporary_folder / "model.safetensors")
     except SafetensorError as error:
         raise io_error(folder, "written", OSError(str(error)), setting="-o") from error
     except OSError as error:

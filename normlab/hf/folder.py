@@ -77,21 +77,21 @@ class ModelFolder:
         names = options.get("architectures")
         class_name = str(names[0] if isinstance(names, list) and names else options.get("model_type"))
         by_type = {native.model_type: native for native in CLASSES}
-        known = by_type | {native.name: native for native in CLASSES}
+        classes = by_type | {native.name: native for native in CLASSES}
         vocab_size = options.get("vocab_size")
         try:
-            if class_name not in known:
+            if class_name not in classes:
                 raise ConfigError(unknown("class", f"{class_name:.60}", [native.name for native in CLASSES]))
             if not isinstance(vocab_size, int) or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
                 raise ConfigError(f"vocab_size={vocab_size!r:.60}: must be 1 to {MAX_VOCAB_SIZE}")
-            overrides, config = known[class_name].read_options(options)
+            overrides, config = classes[class_name].read_options(options)
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}; choose another model") from error
         # Of several tokens that may end a text, the first one is used.
         end = options.get("eos_token_id")
         if isinstance(end, list) and end:
             end = end[0]
-        return cls(path, known[class_name], overrides, config, vocab_size, end)
+        return cls(path, classes[class_name], overrides, config, vocab_size, end)
 
     def check(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
         """Check that a run can start from this model, and return the warnings about its start.
@@ -117,8 +117,8 @@ class ModelFolder:
             overrides = list(self.overrides)
             if not is_same:
                 overrides.append(f"data.tokenizer={file}")
-            needed = f"holds another model than {', '.join(different)}; set {' '.join(overrides)}"
-            raise ConfigError(f"train.start_from={self.path}: {needed}")
+            reason = f"holds another model than {', '.join(different)}; set {' '.join(overrides)}"
+            raise ConfigError(f"train.start_from={self.path}: {reason}")
         if not is_same:
             raise ConfigError(
                 f"data.tokenizer={config.data.tokenizer}: is not the tokenizer of train.start_from={self.path}; set "
@@ -166,8 +166,8 @@ class ModelFolder:
             return torch.arange(tokenizer.vocab_size)
         end = self.end_of_text
         if not isinstance(end, int) or not 0 <= end < self.vocab_size:
-            needed = "choose the token whose embedding the token after each document takes"
-            raise ConfigError(f"{self.path / 'config.json'}: eos_token_id={end!s:.60}: is no token; {needed}")
+            reason = "choose the token whose embedding the token after each document takes"
+            raise ConfigError(f"{self.path / 'config.json'}: eos_token_id={end!s:.60}: is no token; {reason}")
         tokens_V = torch.arange(tokenizer.vocab_size)
         tokens_V[tokenizer.end_of_document] = end
         return tokens_V
@@ -182,11 +182,11 @@ class ModelFolder:
         # The norm of the run, because its unit offset may differ.
         weights: dict[str, Tensor] = {}
         for stored, tensor in self.tensors(replace(self.config, norm=config.norm)):
-            for ours, values in stored.split(tensor.float()):
-                if ours in rows:
-                    weights[ours] = values[rows[ours]]
-                elif ours != ONE:
-                    weights[ours] = values.contiguous()
+            for name, values in stored.split(tensor.float()):
+                if name in rows:
+                    weights[name] = values[rows[name]]
+                elif name != ONE:
+                    weights[name] = values.contiguous()
         return weights
 
     def tensors(self, config: RunConfig) -> Iterator[tuple[StoredTensor, Tensor]]:

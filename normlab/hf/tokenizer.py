@@ -23,23 +23,23 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     if isinstance(tokenizer, SubwordTokenizer):
         if tokenizer.end_token is not None:
             return tokenizer.definition
-        made = Definition.from_str(tokenizer.definition)
+        definition = Definition.from_str(tokenizer.definition)
     elif isinstance(tokenizer, CharsTokenizer):
         vocab = {character: token for token, character in enumerate(tokenizer.characters)}
         vocab |= {END_OF_DOCUMENT: tokenizer.end_of_document, UNKNOWN: tokenizer.unknown}
-        made = Definition(models.WordLevel(vocab, unk_token=UNKNOWN))
-        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        made.decoder = decoders.Fuse()
+        definition = Definition(models.WordLevel(vocab, unk_token=UNKNOWN))
+        definition.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        definition.decoder = decoders.Fuse()
     else:
         assert isinstance(tokenizer, BytesTokenizer)
-        made = Definition(models.BPE(_byte_names(), []))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.decoder = decoders.ByteLevel()
+        definition = Definition(models.BPE(_byte_names(), []))
+        definition.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        definition.decoder = decoders.ByteLevel()
     # The library gives the new token the next number, which has to be the one of the run's model.
-    made.add_special_tokens([END_OF_DOCUMENT])
-    if made.token_to_id(END_OF_DOCUMENT) != tokenizer.end_of_document:
+    definition.add_special_tokens([END_OF_DOCUMENT])
+    if definition.token_to_id(END_OF_DOCUMENT) != tokenizer.end_of_document:
         raise StoreError("the tokenizer has no free number for the end of a document; export a run with another one")
-    return made.to_str()
+    return definition.to_str()
 
 
 def _byte_names() -> dict[str, int]:

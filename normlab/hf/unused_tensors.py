@@ -58,30 +58,31 @@ def problem_of_unused(
     Args:
         name: A name in `tensors` that is not in `expected`, the tensors of the model.
     """
-    used = _substitute(name, tensors, expected, config)
-    if used is None:
+    substitute = _substitute(name, tensors, expected, config)
+    if substitute is None:
         return f"its tensor {name} is not one of the model in config.json; {CHOOSE}"
-    shape, dtype = [*used.values.shape], tensors.dtype(name)
+    shape, dtype = [*substitute.values.shape], tensors.dtype(name)
     if tensors.shape(name) != shape or dtype not in DTYPES:
         stored = f"{dtype} {tensors.shape(name)}"
-        return f"its tensor {name} is {stored}, and the model in config.json has {used.text} {shape}; {used.remedy}"
+        expected_tensor = f"{substitute.text} {shape}"
+        return f"its tensor {name} is {stored}, and the model in config.json has {expected_tensor}; {substitute.remedy}"
     stored = tensors[name]
     # NaN equals nothing, not even itself: it may be in both tensors.
-    for tensor, values in ((name, stored), (used.source, used.values)):
+    for tensor, values in ((name, stored), (substitute.source, substitute.values)):
         if values.isnan().any():
             return f"its tensor {tensor} has NaN (not a number); {CHOOSE}"
-    if used.is_equal(stored):
+    if substitute.is_equal(stored):
         return ""
-    if used.text == NO_BIAS:
+    if substitute.text == NO_BIAS:
         largest = float(stored.float().abs().max())
         return (
             f"its tensor {name}: config.json describes a model without this bias, so it must be 0; it is up to "
-            f"{largest:.3g}; {used.remedy}"
+            f"{largest:.3g}; {substitute.remedy}"
         )
-    largest = float((stored.float() - used.values).abs().max())
+    largest = float((stored.float() - substitute.values).abs().max())
     return (
-        f"its tensor {name} differs by up to {largest:.3g} from what the model in config.json has, {used.text}; "
-        f"{used.remedy}"
+        f"its tensor {name} differs by up to {largest:.3g} from what the model in config.json has, {substitute.text}; "
+        f"{substitute.remedy}"
     )
 
 

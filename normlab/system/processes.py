@@ -56,14 +56,14 @@ def collected_signals() -> Iterator[list[int]]:
 
     A terminal that closes may send SIGHUP twice, so a SIGHUP after any other signal is not collected.
     """
-    received: list[int] = []
+    numbers: list[int] = []
 
     def collect(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP or not received:
-            received.append(number)
+        if number != signal.SIGHUP or not numbers:
+            numbers.append(number)
 
     with handled_stop_signals(collect):
-        yield received
+        yield numbers
 
 
 @contextlib.contextmanager

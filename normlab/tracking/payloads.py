@@ -137,8 +137,8 @@ def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
             else:
                 # Evenly spaced layers, the first and the last among them.
                 layers = np.flatnonzero(layers_of(profiles, name)[site])
-                chosen = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
-                for layer in layers[chosen]:
+                positions = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
+                for layer in layers[positions]:
                     columns[f"{key_of_site}/L{layer:02d}"] = values[:, layer]
     return columns
 
@@ -183,11 +183,11 @@ def _shortened(text: str, length: int) -> str:
 
     W&B averages runs of one group and job type, so that long labels of different cells must not become equal.
     """
-    shown = printable(text)
-    if len(shown) <= length:
-        return shown
-    end = f"...{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
-    return shown[: length - len(end)] + end
+    label = printable(text)
+    if len(label) <= length:
+        return label
+    end = f"...{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+    return label[: length - len(end)] + end
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

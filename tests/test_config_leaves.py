@@ -22,7 +22,7 @@ from normlab.model.init import build_model
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.uploads import mode_of
 from normlab.training.machine import check_run, resolve
-from normlab.training.start import Outcome, train
+from normlab.training.start import TrainingResult, train
 
 HERE = Path(__file__).parent
 
@@ -121,7 +121,7 @@ def record(key: str) -> Callable[[RunConfig], Any]:
 
 def run_folder(config: RunConfig) -> Any:
     train(config, trackers=[])
-    outcome: Outcome = train(config, trackers=[])
+    outcome: TrainingResult = train(config, trackers=[])
     return str(outcome.folder.path)
 
 

@@ -51,7 +51,7 @@ SHAPES = [
 """The state, the activations, the logits or the attention weights take the most."""
 
 
-def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
+def peak_of(overrides: str, runs: int) -> tuple[int, memory.MemoryEstimate]:
     """Return the most bytes of live tensors in steps of a run or a pack, and the estimate."""
     config = compose_run([*small_run(Path("nowhere")), *overrides.split()])
     configs = [compose_run([*small_run(Path("nowhere")), *overrides.split(), f"seed={seed}"]) for seed in range(runs)]

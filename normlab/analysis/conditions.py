@@ -12,7 +12,7 @@ from normlab.base.errors import ConfigError, did_you_mean, shorten
 from normlab.catalogue import entries as catalogue
 from normlab.store.record import RunEntry, Setting
 
-Entry = TypeVar("Entry", bound=RunEntry)
+AnyEntry = TypeVar("AnyEntry", bound=RunEntry)
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt,
@@ -72,7 +72,7 @@ def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tup
     return conditions
 
 
-def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--where") -> list[Entry]:
+def select_where(runs: Sequence[AnyEntry], where: Sequence[str], flag: str = "--where") -> list[AnyEntry]:
     """Return the runs that meet all conditions.
 
     Raises:
@@ -89,7 +89,7 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
     for short, option in zip(conditions, options, strict=True):
         condition = replace(short, option=option)
         values: set[Setting] = set()
-        matches: list[Entry] = []
+        matches: list[AnyEntry] = []
         for run in selected:
             value = setting(run, option)
             values.add(value)

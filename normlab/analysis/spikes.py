@@ -24,7 +24,7 @@ FORMULA = f"above mean + {DEVIATIONS} SD of the {WINDOW} before"
 OLMO_CORE = "allenai/OLMo-core, stability_monitor.py"
 
 
-class SpikeCount(NamedTuple):
+class SpikesOfRule(NamedTuple):
     rule: str
     formula: str
     source: str
@@ -41,7 +41,7 @@ class SpikeCount(NamedTuple):
         return len(self.spikes) / self.scored
 
 
-def count_spikes(series: Mapping[str, Series]) -> list[SpikeCount]:
+def count_spikes(series: Mapping[str, Series]) -> list[SpikesOfRule]:
     """Count the spikes of a run's series and its clipped steps, up to the first step that is not finite.
 
     Steps without an update are left out: their gradient overflowed in float16, and their clip factor is 0.
@@ -59,13 +59,13 @@ def count_spikes(series: Mapping[str, Series]) -> list[SpikeCount]:
     if len(nonfinite):
         steps = steps[: nonfinite[0]]
     scored = max(0, len(steps) - WINDOW)
-    counts: list[SpikeCount] = []
+    counts: list[SpikesOfRule] = []
     for name, values in (("loss", loss), ("grad_norm", grad_norm)):
         spikes = steps[_spikes(values[steps])].tolist()
-        counts.append(SpikeCount(f"{name}_olmo_core", FORMULA, OLMO_CORE, spikes, scored))
+        counts.append(SpikesOfRule(f"{name}_olmo_core", FORMULA, OLMO_CORE, spikes, scored))
     clipped = steps[clip_factor[steps] < 1].tolist()
     formula = "the gradient was clipped: factor below 1"
-    return [*counts, SpikeCount("clipped", formula, "normlab", clipped, len(steps))]
+    return [*counts, SpikesOfRule("clipped", formula, "normlab", clipped, len(steps))]
 
 
 def _spikes(values: Series) -> NDArray[np.intp]:

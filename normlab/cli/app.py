@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
 
 ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results.")]
-Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
+RunArgument = Annotated[
+    str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")
+]
 Paths = Annotated[
     list[str] | None,
     Argument(metavar="SWEEP|RUN", help="Sweeps, runs or results folders, by folder, name or id. Default: all."),
@@ -118,7 +120,9 @@ def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[st
             check_parameters(config)
             # The table is read from the model itself, so that its weights in float32 must fit.
             weights = 4 * memory.num_weights(config, vocab_size=0)
-            memory.check_fits(config, memory.Estimate(weights, 0, weights), memory.available_bytes(), "this machine")
+            memory.check_fits(
+                config, memory.MemoryEstimate(weights, 0, weights), memory.available_bytes(), "this machine"
+            )
         notify_of_depth(config.model.depth)
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
         lines = [render(rows, fixed=rows[0].keys()), "", _decay_note(config)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from normlab.catalogue.entries import Entry
-from normlab.report.tables import Row
+from normlab.report.tables import TableRow
 
 _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     "norms": {
@@ -42,11 +42,11 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
 """The columns of each kind's table: the title, and the key of the entry or a function of it."""
 
 
-def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
+def table_rows(kind: str, entries: list[Entry]) -> list[TableRow]:
     """Return a row for each entry, with the columns of its kind."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for entry in entries:
-        row: Row = {}
+        row: TableRow = {}
         for title, value in _COLUMNS[kind].items():
             if callable(value):
                 row[title] = value(entry)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from normlab.base.errors import ConfigError
-from normlab.cli.app import At, Json, ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import At, Json, ResultsDir, RunArgument, Trust, app, echo
 
 if TYPE_CHECKING:
     from normlab.data.files import FilesText
@@ -21,7 +21,7 @@ bits/byte compares models with different tokenizers only where changed is 0"""
 
 @app.command("eval")
 def evaluate(
-    run: Run,
+    run: RunArgument,
     factors: Annotated[
         list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")
     ] = None,

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import At, ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import At, ResultsDir, RunArgument, Trust, app, echo
 
 
 @app.command()
 def export(
-    run: Run,
+    run: RunArgument,
     output: Annotated[str, Option("--output", "-o", metavar="FOLDER", help="The new folder.")],
     factors: Annotated[
         list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")

@@ -8,7 +8,7 @@ from typer import Argument, Option
 from normlab.base.errors import warn
 from normlab.cli.app import By, Color, Panel, Paths, ResultsDir, Style, Where, X, app, echo, split_names
 
-Statistic = Annotated[
+StatisticOption = Annotated[
     str | None,
     Option(
         metavar="STATISTIC",
@@ -29,7 +29,7 @@ def figure(
     panel: Panel = None,
     by: By = None,
     where: Where = None,
-    statistic: Statistic = None,
+    statistic: StatisticOption = None,
     at: Annotated[str, Option(metavar="STEP", help="The step of layers, or first or last.")] = "last",
     columns: Annotated[int, Option(metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",

@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from normlab.base.errors import ConfigError
-from normlab.cli.app import ResultsDir, Run, app, echo
+from normlab.cli.app import ResultsDir, RunArgument, app, echo
 
 Arguments = Annotated[
     list[str] | None,
@@ -19,7 +19,7 @@ Arguments = Annotated[
 
 @app.command()
 def inspect(
-    run: Run,
+    run: RunArgument,
     arguments: Arguments = None,
     at: Annotated[int | None, Option(metavar="STEP", help="Only this measured step.")] = None,
     json: Annotated[bool, Option("--json", help="Print JSON, with every step and layer.")] = False,

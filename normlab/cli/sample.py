@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import At, ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import At, ResultsDir, RunArgument, Trust, app, echo
 
 KEPT = "\n\t\u00a0\u00ad\u2002\u2003\u2009\u200b\u200c\u200d\u202f\u3000"
 """Spaces and joiners of ordinary texts, which Python does not count as printable."""
@@ -12,7 +12,7 @@ KEPT = "\n\t\u00a0\u00ad\u2002\u2003\u2009\u200b\u200c\u200d\u202f\u3000"
 
 @app.command()
 def sample(
-    run: Run,
+    run: RunArgument,
     factors: Annotated[
         list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")
     ] = None,

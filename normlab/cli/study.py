@@ -22,7 +22,7 @@ study_app = typer.Typer(
 app.add_typer(study_app, name="study")
 
 Name = Annotated[str, Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
-Setting = Annotated[str, Option(metavar="SETTING", help="small, wide (width 128) or prose (another corpus).")]
+SettingOption = Annotated[str, Option(metavar="SETTING", help="small, wide (width 128) or prose (another corpus).")]
 Seeds = Annotated[str, Option(metavar="SEEDS", help="fresh (the next thousand), or a multiple of 1000.")]
 Overrides = Annotated[
     list[str] | None,
@@ -119,7 +119,7 @@ def run(
     overrides: Overrides = None,
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
-    setting: Setting = "small",
+    setting: SettingOption = "small",
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run a study block by block of seeds until its claims are decided, or resume it, and write its report."""
@@ -133,7 +133,7 @@ def replicate(
     seeds: Seeds = "fresh",
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
-    setting: Setting = "small",
+    setting: SettingOption = "small",
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run the criterion of a study again on other seeds, or resume that, and add both verdicts to its report."""

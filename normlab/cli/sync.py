@@ -33,7 +33,7 @@ def sync(
     Example: normlab sync first
     """
     from normlab.store.query import select_runs
-    from normlab.tracking.background import Task, start_follower
+    from normlab.tracking.background import FollowerTask, start_follower
     from normlab.tracking.uploads import is_sending, is_sent, may_have_login, upload_lines
 
     _end_on_signals()
@@ -49,7 +49,7 @@ def sync(
             continue
         # With a login the follower asks W&B also about a run that was sent: it may have been deleted there.
         if has_login:
-            task = Task(runs=folders, mode="online", until_end=False)
+            task = FollowerTask(runs=folders, mode="online", until_end=False)
             if selections[name].name:
                 task = replace(task, sweep=selections[name].home)
             follower = start_follower(task)

@@ -75,10 +75,10 @@ def train_one(config: RunConfig, settings: RuntimeSettings) -> int:
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
         with interruptible_start():
-            outcome = train(config, settings=settings, ends_process=True)
-        record = RunRecord.load(outcome.folder)
-        if outcome.already_ended:
-            name = record.outcome or outcome.state
+            result = train(config, settings=settings, ends_process=True)
+        record = RunRecord.load(result.folder)
+        if result.already_ended:
+            name = record.outcome or result.state
             ending = f"{name} at step {record.status.step}"
             loss, _ = final_losses(name, record.status.val_loss)
             if loss is not None:
@@ -87,13 +87,13 @@ def train_one(config: RunConfig, settings: RuntimeSettings) -> int:
         divergence = record.status.diverged
         if divergence is not None:
             echo(f"diverged at step {divergence.step}: {divergence}")
-        if outcome.state == "interrupted":
+        if result.state == "interrupted":
             echo(f"interrupted at step {record.status.step}: the same command resumes it")
-        echo(os.path.relpath(outcome.folder.path))
+        echo(os.path.relpath(result.folder.path))
     finally:
         # Also after an error or a signal: the followers send what the run has recorded so far.
         wait_for_followers()
-    return 128 + outcome.signal if outcome.signal else 0
+    return 128 + result.signal if result.signal else 0
 
 
 @app.command()

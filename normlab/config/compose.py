@@ -44,7 +44,7 @@ from normlab.config.override_checks import (
     sets_values,
 )
 from normlab.config.override_errors import naming_run, no_such_option
-from normlab.config.overrides import Job, jobs, keep_text, parse, quote, read
+from normlab.config.overrides import RunOverrides, jobs, keep_text, parse, quote, read
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.config.user_files import UserFiles, without_environment
@@ -157,7 +157,7 @@ def norm_presets() -> list[NormConfig]:
     return [compose_run([f"norm={path.stem}"]).norm for path in sorted((config_dir() / "norm").glob("*.yaml"))]
 
 
-def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
+def to_config(cfg: DictConfig, job: RunOverrides = ()) -> RunConfig:
     """Convert a composed config to a validated RunConfig; errors quote the overrides of the job."""
     # A key of a user's config file, which Hydra may have added beside the sections.
     for key in cfg:
@@ -209,7 +209,7 @@ def _compose_jobs(
     overrides: Sequence[str],
     configs: UserConfigs,
     more: More = no_more,
-) -> Iterator[tuple[Job, list[str], DictConfig]]:
+) -> Iterator[tuple[RunOverrides, list[str], DictConfig]]:
     """Yield the overrides, the varied overrides and the composed config of each run of a grid.
 
     Loading and merging the config groups takes nearly all the time of a composition. So Hydra composes each combination

@@ -34,7 +34,7 @@ ALIGNMENT = 8
 bfloat16."""
 
 
-class Estimate(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Lower bounds on the bytes of a run, or of a pack, on each of its devices."""
 
     state: int
@@ -52,7 +52,7 @@ def estimate(
     compiled: bool = False,
     vocab_size: int = VOCAB_SIZE,
     runs: int = 1,
-) -> Estimate:
+) -> MemoryEstimate:
     """Return lower bounds on the bytes of a run, or of a pack of such runs.
 
     Args:
@@ -91,7 +91,7 @@ def estimate(
     if config.eval.ema is not None:
         copies += 1
     state = copies * weights + moments
-    return Estimate(state, batch, max(state, weights + moments + batch))
+    return MemoryEstimate(state, batch, max(state, weights + moments + batch))
 
 
 def _saved_by_layer(config: RunConfig, sequences: int, size: int, *, compiled: bool) -> int:
@@ -161,7 +161,7 @@ def _padded(matrices: list[tuple[int, int]], width: int, multiple: int) -> int:
     return sum(count * -(-rows * width // multiple) * multiple for count, rows in matrices)
 
 
-def check_fits(config: RunConfig, needed: Estimate, available: int, owner: str) -> None:
+def check_fits(config: RunConfig, needed: MemoryEstimate, available: int, owner: str) -> None:
     """Check that a run fits into the `available` bytes of their `owner`.
 
     Raises:

@@ -19,7 +19,7 @@ from normlab.config.override_errors import malformed
 MOST_RUNS = 10_000
 """Maximum number of runs in a grid: every run is composed before the first one starts."""
 
-Job = tuple[Override, ...]
+RunOverrides = tuple[Override, ...]
 """The overrides of one run, each with one value."""
 
 
@@ -89,7 +89,7 @@ def quote(text: str) -> str:
     return QuotedString(without_references, Quote.single).with_quotes()
 
 
-def jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
+def jobs(overrides: Sequence[str]) -> Iterator[tuple[RunOverrides, list[str]]]:
     """Yield the overrides of each run of a grid, and as texts its arm and the varied overrides.
 
     The last option varies fastest, and the arm slowest.
@@ -113,7 +113,7 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
             yield job, varied
 
 
-def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
+def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[RunOverrides, list[str]]]:
     choices: dict[str, list[Override]] = {}
     for override in map(read, overrides):
         key = override.get_key_element()

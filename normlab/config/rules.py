@@ -39,25 +39,25 @@ def workload(config: RunConfig, device: str, precision: str) -> Workload:
     )  # fmt: skip
 
 
-class Condition(NamedTuple):
+class WorkloadCondition(NamedTuple):
     """A condition on a workload, and its text in the table."""
 
     text: str
     holds: Callable[[Workload], bool]
 
 
-def at_least(field: str, limit: int) -> Condition:
+def at_least(field: str, limit: int) -> WorkloadCondition:
     """Return the condition that a field of `Workload` is at least a limit."""
-    return Condition(f"{field} >= {_number(limit)}", lambda work: getattr(work, field) >= limit)
+    return WorkloadCondition(f"{field} >= {_number(limit)}", lambda work: getattr(work, field) >= limit)
 
 
-def at_most(field: str, limit: int) -> Condition:
+def at_most(field: str, limit: int) -> WorkloadCondition:
     """Return the condition that a field of `Workload` is at most a limit."""
-    return Condition(f"{field} <= {_number(limit)}", lambda work: getattr(work, field) <= limit)
+    return WorkloadCondition(f"{field} <= {_number(limit)}", lambda work: getattr(work, field) <= limit)
 
 
-def in_precision(precision: str) -> Condition:
-    return Condition(precision, lambda work: work.precision == precision)
+def in_precision(precision: str) -> WorkloadCondition:
+    return WorkloadCondition(precision, lambda work: work.precision == precision)
 
 
 def _number(number: int) -> str:
@@ -70,7 +70,7 @@ class Rule(NamedTuple):
 
     option: str
     device: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[WorkloadCondition, ...]
     """All must hold."""
     value: str
     why: str

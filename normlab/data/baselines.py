@@ -23,7 +23,7 @@ BACKOFF = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """Counts of tokens and pairs in the training text, for the baselines of any window."""
 
     tokens_V: np.ndarray
@@ -39,12 +39,12 @@ class Counts:
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
-    def load(cls, path: Path) -> Counts:
+    def load(cls, path: Path) -> TokenCounts:
         with np.load(path, allow_pickle=False) as arrays:
             return cls(**{name: arrays[name] for name in cls.__slots__})
 
 
-def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
+def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> TokenCounts:
     """Count the training tokens, and the training pairs that occur in the validation text."""
     pairs_P = np.zeros(0, np.int64)
     for chunk in _pair_chunks(val_N, vocab_size):
@@ -61,10 +61,10 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
             # The place of each pair, if it is among them; beyond the last one there is none to compare with.
             index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
             counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
-    return Counts(tokens_V, firsts_V, pairs_P, counts_P)
+    return TokenCounts(tokens_V, firsts_V, pairs_P, counts_P)
 
 
-def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+def baselines(counts: TokenCounts, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Return the mean of -ln p(target), in nats/token, over targets of the validation text.
 
     Args:

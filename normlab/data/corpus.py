@@ -23,7 +23,7 @@ from normlab.base.errors import DataError, notify
 from normlab.base.parsing import canonical_hash, from_json
 from normlab.base.paths import cache_dir
 from normlab.catalogue.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
-from normlab.data.baselines import Counts, baselines, count_tokens
+from normlab.data.baselines import TokenCounts, baselines, count_tokens
 from normlab.data.documents import (
     MIN_DOCUMENTS,
     SPLIT_VERSION,
@@ -82,7 +82,7 @@ class Corpus:
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""
-        return baselines(Counts.load(self.folder / FILES["counts"]), tokens, targets)
+        return baselines(TokenCounts.load(self.folder / FILES["counts"]), tokens, targets)
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:

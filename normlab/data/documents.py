@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = "\ufeff"
 of this character."""
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """What a file or a dataset has for one document, before anything is left out."""
 
     place: str
@@ -50,7 +50,7 @@ class TextCounts:
     null: int = 0
     """Rows without a text, which are left out."""
 
-    def documents_of(self, rows: Iterable[Row], column: str = "text") -> Iterator[str]:
+    def documents_of(self, rows: Iterable[SourceRow], column: str = "text") -> Iterator[str]:
         """Yield the texts of rows that are not empty; every text of a corpus passes through this function.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from normlab.base.errors import DataError
 from normlab.base.parsing import check_link, open_to_read
 from normlab.catalogue.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig, FilesData
-from normlab.data.documents import Row, TextCounts
+from normlab.data.documents import SourceRow, TextCounts
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -152,7 +152,7 @@ class FilesText:
         """
         for source in self._sources:
             try:
-                yield from self.counts.documents_of([Row(str(source.path), _text_of(source.path))])
+                yield from self.counts.documents_of([SourceRow(str(source.path), _text_of(source.path))])
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{source.path}: not UTF-8 ({error}); convert the file (iconv -t utf-8), unpack it if it is "
@@ -183,7 +183,7 @@ class ReferenceText:
 
     def documents(self, scratch: Path) -> Generator[str]:
         """Yield the text of each topic in order; `scratch` is unused."""
-        yield from self.counts.documents_of(Row(name, self._topics[name]) for name in sorted(self._topics))
+        yield from self.counts.documents_of(SourceRow(name, self._topics[name]) for name in sorted(self._topics))
 
     def _sha256(self) -> str:
         total = hashlib.sha256()

@@ -20,7 +20,7 @@ from typing import Any
 from normlab.base.errors import DataError, did_you_mean, notify
 from normlab.base.parsing import leaves, read_front_matter
 from normlab.catalogue.corpora import TABLE_SUFFIXES, TEXT_SUFFIXES, HubData, NamedData, files_overrides, no_text_hint
-from normlab.data.documents import Row, TextCounts
+from normlab.data.documents import SourceRow, TextCounts
 from normlab.data.files import Source, files_of_folder, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
 
@@ -141,7 +141,7 @@ class HubText:
         """What to do about an error without a remedy of its own."""
         return CHECK_FILE if self._folder else TRY_AGAIN
 
-    def _rows(self, scratch: Path) -> Iterator[Row]:
+    def _rows(self, scratch: Path) -> Iterator[SourceRow]:
         """Yield the rows of the splits, in order."""
         from datasets import config, load_dataset_builder, utils
         from huggingface_hub import utils as hub_utils
@@ -205,7 +205,7 @@ class HubText:
                 raise DataError(f"no split {name!r}{hint}; it has {', '.join(known)}; set data.split")
         return names
 
-    def _text_rows(self, builder: Any, urls: Iterable[str]) -> Iterator[Row]:
+    def _text_rows(self, builder: Any, urls: Iterable[str]) -> Iterator[SourceRow]:
         """Yield the rows of CSV or JSON files, each file and line by its name."""
         import fsspec
         from datasets import StreamingDownloadManager
@@ -230,14 +230,14 @@ class HubText:
                         yield row._replace(place=f"{name}: {row.place}")
 
 
-def _column_rows(dataset: Any, column: str) -> Iterator[Row]:
+def _column_rows(dataset: Any, column: str) -> Iterator[SourceRow]:
     """Yield a column of a split that `datasets` reads."""
     if column in (dataset.column_names or ()):
         dataset = dataset.select_columns([column])  # so that other columns, such as images, are not decoded
     for number, row in enumerate(dataset, start=1):
         if column not in row:
             raise column_error(column, list(row))
-        yield Row(f"row {number}", row[column])
+        yield SourceRow(f"row {number}", row[column])
 
 
 def _check_options(config: Any, known: set[str]) -> None:
@@ -333,10 +333,10 @@ def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:
         )
 
 
-def join_articles(lines: Iterable[Row], first_line: str) -> Iterator[Row]:
+def join_articles(lines: Iterable[SourceRow], first_line: str) -> Iterator[SourceRow]:
     """Join lines, with their line breaks, into documents, whose first line matches a regular expression."""
     pattern = re.compile(first_line)
-    article: list[Row] = []
+    article: list[SourceRow] = []
     for line in lines:
         if pattern.fullmatch(line.text) and article:
             yield _joined(article)
@@ -346,5 +346,5 @@ def join_articles(lines: Iterable[Row], first_line: str) -> Iterator[Row]:
         yield _joined(article)
 
 
-def _joined(lines: list[Row]) -> Row:
-    return Row(lines[0].place, "".join(line.text for line in lines), len(lines))
+def _joined(lines: list[SourceRow]) -> SourceRow:
+    return SourceRow(lines[0].place, "".join(line.text for line in lines), len(lines))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from normlab.base.errors import DataError, did_you_mean
-from normlab.data.documents import Row
+from normlab.data.documents import SourceRow
 
 LARGEST_CELL = 2**30
 """Most characters of a cell of a CSV; the limit of Python's csv is 2^17 unless it is set."""
@@ -32,7 +32,7 @@ OpenFile = Callable[[], AbstractContextManager[TextIO]]
 """Opens a file at its start, without a translation of line ends."""
 
 
-def csv_rows(open_file: OpenFile, separator: str, column: str, columns: Sequence[str] = ()) -> Iterator[Row]:
+def csv_rows(open_file: OpenFile, separator: str, column: str, columns: Sequence[str] = ()) -> Iterator[SourceRow]:
     """Yield a column of a CSV or TSV file, which has a header unless `columns` names its columns.
 
     Quotes are those of RFC 4180: a quoted cell may have separators, line breaks and doubled quotes. The quotes of a TSV
@@ -54,9 +54,9 @@ def csv_rows(open_file: OpenFile, separator: str, column: str, columns: Sequence
             raise column_error(column, header)
         for line, cells in rows:
             if not cells:
-                yield Row(f"line {line}", "")
+                yield SourceRow(f"line {line}", "")
             elif len(cells) == len(header):
-                yield Row(f"line {line}", cells[header.index(column)])
+                yield SourceRow(f"line {line}", cells[header.index(column)])
             else:
                 raise DataError(f"line {line}: number of cells: {len(cells)} (header: {len(header)}); {FIX_CSV}")
 
@@ -121,7 +121,7 @@ def _shape(open_file: OpenFile, separator: str, is_quoted: bool) -> _Shape | Non
     return _Shape(rows, lengths)
 
 
-def json_rows(open_file: OpenFile, column: str) -> Iterator[Row]:
+def json_rows(open_file: OpenFile, column: str) -> Iterator[SourceRow]:
     """Yield a field of the objects of a JSON file: one in each line, or a list of them.
 
     A list of strings is the column "text". A row without the field has no text, as one with null.
@@ -135,7 +135,7 @@ def json_rows(open_file: OpenFile, column: str) -> Iterator[Row]:
         if first and not any(column in fields for _, fields in first):
             raise column_error(column, list(first[0][1]))
         for place, fields in itertools.chain(first, objects):
-            yield Row(place, fields.get(column))
+            yield SourceRow(place, fields.get(column))
 
 
 def _json_objects(file: TextIO) -> Iterator[tuple[str, dict[str, Any]]]:

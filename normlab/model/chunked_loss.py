@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.config.memory import LARGE_LOGITS, MOST_CHUNKS
-from normlab.model.instrument import Collector, Selection
+from normlab.model.instrument import Collector, StatisticsSelection
 from normlab.model.statistics import compute
 
 
@@ -62,9 +62,9 @@ def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
 
 
 def chunked_cross_entropy(
-    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor,
+    head: nn.Module, params: Mapping[str, Tensor], selection: StatisticsSelection, x: Tensor, targets: Tensor,
     scale: Tensor | None = None,
-) -> tuple[Tensor, dict[Column, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[StatisticColumn, Tensor]]:  # fmt: skip
     """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits, (...R) each.
 
     The mean of a statistic over tokens is the mean of its chunks' values, weighted by their tokens.
@@ -81,7 +81,7 @@ def chunked_cross_entropy(
 
     def chunk_loss(
         params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor
-    ) -> tuple[Tensor, dict[Column, Tensor]]:
+    ) -> tuple[Tensor, dict[StatisticColumn, Tensor]]:
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
         loss = cross_entropy(logits_NV, targets_N, "sum", _z_loss(head)) / tokens
@@ -104,7 +104,7 @@ class _Chunks(NamedTuple):
 
     losses: list[Tensor]
     """(...R) each; their sum is the mean over all tokens."""
-    statistics: list[dict[Column, Tensor]]
+    statistics: list[dict[StatisticColumn, Tensor]]
     shares: list[float]
     """The share of all tokens that each chunk has."""
     x_grads: list[Tensor]
@@ -127,7 +127,7 @@ def _run_chunks(
     # The logits of all runs exist at once, so they share the limit of a chunk.
     size = max(LARGE_LOGITS // (runs * vocab_size), math.ceil(tokens / MOST_CHUNKS))
     losses: list[Tensor] = []
-    statistics: list[dict[Column, Tensor]] = []
+    statistics: list[dict[StatisticColumn, Tensor]] = []
     shares: list[float] = []
     x_grads: list[Tensor] = []
     param_grads: list[Tensor] = []
@@ -156,9 +156,9 @@ def _run_chunks(
     return _Chunks(losses, statistics, shares, x_grads, param_grads)
 
 
-def _merge_statistics(parts: list[dict[Column, Tensor]], shares: list[float]) -> dict[Column, Tensor]:
+def _merge_statistics(parts: list[dict[StatisticColumn, Tensor]], shares: list[float]) -> dict[StatisticColumn, Tensor]:
     """Return the statistics of all tokens, from those of chunks and the share of the tokens that each chunk has."""
-    merged: dict[Column, Tensor] = {}
+    merged: dict[StatisticColumn, Tensor] = {}
     for column in parts[0]:
         values = [part[column] for part in parts]
         if STATISTICS[column.statistic].merge == "max":

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from normlab.catalogue.statistics.registry import STATISTICS
 
-Selection = Mapping[str, tuple[tuple[str, Any], ...]]
+StatisticsSelection = Mapping[str, tuple[tuple[str, Any], ...]]
 """For each kind of tensor (a key of `statistic.OF`) the names and functions of the statistics computed from it."""
 
 
-def select(names: frozenset[str]) -> Selection:
+def select(names: frozenset[str]) -> StatisticsSelection:
     """Return the statistics of these names that are computed from observed tensors."""
     selection: dict[str, tuple[tuple[str, Any], ...]] = {}
     for name, statistic in STATISTICS.items():
@@ -44,7 +44,7 @@ class Observation(NamedTuple):
 class Collector:
     """Keeps the observed tensors that the selected statistics need while it is open. Collectors do not nest."""
 
-    def __init__(self, selection: Selection):
+    def __init__(self, selection: StatisticsSelection):
         self.selection = selection
         self.observations: list[Observation] = []
         self._calls: dict[tuple[str, str], int] = {}

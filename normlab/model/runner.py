@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.model.attention import Attention, Kernel, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT, Head
-from normlab.model.instrument import Collector, Observation, Selection, tap
+from normlab.model.instrument import Collector, Observation, StatisticsSelection, tap
 from normlab.model.stack import Stack, StackedLinear, stacked_linear
 from normlab.model.statistics import compute, share_of_stack
 
@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]
 class ForwardOutput(NamedTuple):
     loss: Tensor
     """Nats per token, (...R)."""
-    statistics: dict[Column, Tensor]
+    statistics: dict[StatisticColumn, Tensor]
     """The selected statistics, (...R) each."""
     taps: list[Tensor]
     """The stream that enters each block and the head, for its gradient; empty unless requested."""
@@ -47,12 +47,12 @@ class SegmentOutput(NamedTuple):
     observations: list[Observation]
     """The tensors of the statistics. A compiled segment returns them too, because statistics that were fused with it
     would change training by rounding."""
-    statistics: dict[Column, Tensor]
+    statistics: dict[StatisticColumn, Tensor]
     """Those of logits in chunks, without their layer: the logits do not outlive the segment."""
 
 
 def _run_segment(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, *args: Any, **options: Any
+    segment: nn.Module, tensors: Tensors | None, selection: StatisticsSelection | None, *args: Any, **options: Any
 ) -> SegmentOutput:
     if tensors is None and selection is None:
         return SegmentOutput(segment(*args, **options), {}, [], {})
@@ -90,16 +90,20 @@ def _run_segment(
 # Embeddings, blocks and head are three functions so that each has a compile cache of its own.
 
 
-def _embed(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, tokens: Tensor) -> SegmentOutput:
+def _embed(
+    segment: nn.Module, tensors: Tensors | None, selection: StatisticsSelection | None, tokens: Tensor
+) -> SegmentOutput:
     return _run_segment(segment, tensors, selection, tokens)
 
 
-def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any) -> SegmentOutput:
+def _block(
+    segment: nn.Module, tensors: Tensors | None, selection: StatisticsSelection | None, stream: Any
+) -> SegmentOutput:
     return _run_segment(segment, tensors, selection, stream)
 
 
 def _head(
-    segment: Head, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    segment: Head, tensors: Tensors | None, selection: StatisticsSelection | None, stream: Any, targets: Tensor,
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
@@ -113,7 +117,7 @@ def _head(
 
 
 def _chunked_head(
-    segment: Head, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    segment: Head, tensors: Tensors | None, selection: StatisticsSelection | None, stream: Any, targets: Tensor,
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
     x, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream, part="read")
@@ -180,7 +184,7 @@ class ModelRunner:
             self.model.train(mode)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False,
+        self, tokens: Tensor, targets: Tensor, selection: StatisticsSelection | None = None, *, taps: bool = False,
         scale: Tensor | None = None,
     ) -> ForwardOutput:  # fmt: skip
         """Compute the loss of tokens and targets, shape (...R, B, T).
@@ -190,7 +194,7 @@ class ModelRunner:
             taps: Whether to tap the stream for its gradient.
             scale: The factor by which the caller multiplies the loss before the backward pass.
         """
-        statistics: dict[Column, Tensor] = {}
+        statistics: dict[StatisticColumn, Tensor] = {}
         pending: list[Observation] = []
         pending_share = 0.0
         tapped: list[Tensor] = []

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.catalogue.statistics.statistic import OF
-from normlab.model.instrument import Observation, Selection
+from normlab.model.instrument import Observation, StatisticsSelection
 from normlab.model.views import AttentionView, View
 
 STACK_BYTES = {"cpu": 2**21, "cuda": 5 * 2**25}
 """Most bytes of observed tensors that are stacked. It limits the memory of the stack, and that of the tensors that
 autograd does not keep; on a device, the work on larger tensors takes longer than its start."""
 
-Row = tuple[Any, int]
+StackRow = tuple[Any, int]
 """A stack and a row of it."""
-_Request = tuple[Column, tuple[Row, ...]]
+_Request = tuple[StatisticColumn, tuple[StackRow, ...]]
 """A column, and the rows of the arguments from which its value is computed."""
 
 
@@ -42,8 +42,8 @@ def share_of_stack(observations: Sequence[Observation]) -> float:
 
 @torch.no_grad()
 def compute(
-    selection: Selection, observations: Sequence[Observation], lead: int = 0, *, together: bool = False
-) -> dict[Column, Tensor]:
+    selection: StatisticsSelection, observations: Sequence[Observation], lead: int = 0, *, together: bool = False
+) -> dict[StatisticColumn, Tensor]:
     """Return the selected statistics of observed tensors, (...R) each.
 
     Autocast, in which the forward pass may be, would round the products of matrices.
@@ -61,15 +61,15 @@ def compute(
 
 
 def _compute(
-    selection: Selection, observations: Sequence[Observation], lead: int, *, together: bool
-) -> dict[Column, Tensor]:
-    results: dict[Column, Tensor] = {}
+    selection: StatisticsSelection, observations: Sequence[Observation], lead: int, *, together: bool
+) -> dict[StatisticColumn, Tensor]:
+    results: dict[StatisticColumn, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
     """The tensors of each stack."""
-    rows: dict[Any, Row] = {}
+    rows: dict[Any, StackRow] = {}
     """The row of each tensor, by its memory."""
 
-    def row_of(x: Tensor) -> Row:
+    def row_of(x: Tensor) -> StackRow:
         # The input of a norm, or the stream after a block, is often a tensor that another kind has already. One that is
         # not stacked has a stack of its own.
         memory: Any = len(rows)
@@ -93,16 +93,16 @@ def _compute(
             for observation in of_kind:
                 view = AttentionView(*observation.tensors)
                 for name, value in selection[kind]:
-                    results[Column(name, observation.site, observation.layer)] = value(view)
+                    results[StatisticColumn(name, observation.site, observation.layer)] = value(view)
             continue
         # Argument by argument: the first arguments of a kind are then adjacent rows of their stack, and so on.
-        by_argument: list[list[Row]] = []
+        by_argument: list[list[StackRow]] = []
         for number in range(len(of_kind[0].tensors)):
             by_argument.append([row_of(observation.tensors[number]) for observation in of_kind])
         for observation, argument_rows in zip(of_kind, zip(*by_argument, strict=True), strict=True):
             stacks = tuple(stack for stack, _ in argument_rows)
             for name, value in selection[kind]:
-                column = Column(name, observation.site, observation.layer)
+                column = StatisticColumn(name, observation.site, observation.layer)
                 requests.setdefault((value, stacks), []).append((column, argument_rows))
     views = {stack: View(_stack(of_stack)) for stack, of_stack in tensors.items()}
     calls = [_call(function, stacks, columns, views) for (function, stacks), columns in requests.items()]
@@ -111,7 +111,7 @@ def _compute(
 
 def _call(
     function: Any, stacks: tuple[Any, ...], requests: list[_Request], views: Mapping[Any, View]
-) -> tuple[Tensor, dict[Column, int]]:
+) -> tuple[Tensor, dict[StatisticColumn, int]]:
     """Return the values of a function of rows of stacks, and the index of each column's value."""
     if len(stacks) == 1:
         # Columns may share a row, such as the stream after a block: its value is computed once.
@@ -125,10 +125,10 @@ def _call(
     return function(*arguments), {column: index for index, (column, _) in enumerate(requests)}
 
 
-def _average(calls: list[tuple[Tensor, dict[Column, int]]], lead: int) -> dict[Column, Tensor]:
+def _average(calls: list[tuple[Tensor, dict[StatisticColumn, int]]], lead: int) -> dict[StatisticColumn, Tensor]:
     """Return each column's value; values of tokens are averaged, those of as many tokens by one operation."""
-    results: dict[Column, Tensor] = {}
-    by_tokens: dict[int, list[tuple[Tensor, dict[Column, int]]]] = {}
+    results: dict[StatisticColumn, Tensor] = {}
+    by_tokens: dict[int, list[tuple[Tensor, dict[StatisticColumn, int]]]] = {}
     for values, index in calls:
         # A function has a value for each tensor, (S, ...R), or one for each token, (S, ...R, N).
         tokens = 0

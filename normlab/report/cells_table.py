@@ -14,7 +14,7 @@ from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.base.errors import ConfigError, counted, unknown
 from normlab.report.cell_columns import columns_of, design_of_cell, design_of_test
-from normlab.report.tables import Row, add_notes, render
+from normlab.report.tables import TableRow, add_notes, render
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
@@ -37,21 +37,21 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) ->
     return add_notes(render(rows, format, fixed=table.by), lines, format)
 
 
-def _chosen_values(rows: Sequence[Row], by: Sequence[str], columns: Sequence[str]) -> Sequence[Row]:
+def _chosen_values(rows: Sequence[TableRow], by: Sequence[str], columns: Sequence[str]) -> Sequence[TableRow]:
     """Return the rows with the factors and the chosen columns only; with all if no columns are chosen."""
     if not columns:
         return rows
     known = rows[0] if rows else ()
     keys = dict.fromkeys([*by, *_choose(columns, known)])
-    chosen: list[Row] = []
+    chosen: list[TableRow] = []
     for row in rows:
         chosen.append({key: row[key] for key in keys})
     return chosen
 
 
-def _with_titles(row: Row, cell: Cell) -> Row:
+def _with_titles(row: TableRow, cell: Cell) -> TableRow:
     """Return a row with the names and levels of factors as in text: `depth`, `DeepNorm`."""
-    titled: Row = {}
+    titled: TableRow = {}
     for option, value in cell.levels.items():
         titled[option_name(option)] = level_title(option, value)
     for key, text in row.items():
@@ -75,19 +75,19 @@ def _plain(name: str) -> str:
     return name.lower().replace(" ", "_")
 
 
-def json_rows(table: CellsTable) -> list[Row]:
+def json_rows(table: CellsTable) -> list[TableRow]:
     """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
     columns = columns_of(table, is_text=False)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for cell in table.cells:
-        row: Row = dict(cell.levels)
+        row: TableRow = dict(cell.levels)
         for column in columns:
             row[column.key] = column.value(cell)
         rows.append(row)
     return rows
 
 
-def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
+def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[TableRow]:
     """Return the rows of the table as text: the factors, and some columns, by default those that are not empty.
 
     Raises:
@@ -106,9 +106,9 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
         # Every row has the factors, so that they may be named, too.
         chosen = _choose(columns, [*texts, *table.by])
         shown = [title for title in chosen if title not in table.by]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for index, cell in enumerate(table.cells):
-        row: Row = {}
+        row: TableRow = {}
         for option, value in cell.levels.items():
             row[option] = format_setting(value)
         for title in shown:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell, runs_of
-from normlab.analysis.factor_tests.rate_tests import Range
+from normlab.analysis.factor_tests.rate_tests import RateRange
 from normlab.analysis.factors import level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
@@ -24,7 +24,7 @@ from normlab.base.parsing import is_whole_number
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
-from normlab.report.figure_layout import Layout, Panel, lines_of, points_of
+from normlab.report.figure_layout import FigureLayout, Panel, lines_of, points_of
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.report.histories import History
 from normlab.store.format import DIVERGED
@@ -89,7 +89,7 @@ def make_figure(
     return figure
 
 
-def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
+def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> FigureLayout:
     """Return the cells that a kind of figure shows, in panels and lines.
 
     Raises:
@@ -101,10 +101,12 @@ def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
     if kind != "factor":
         channels = channels.without_x()
-    return Layout(shown, channels)
+    return FigureLayout(shown, channels)
 
 
-def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None = None, moment: str = "last") -> Figure:
+def describe(
+    kind: str, layout: FigureLayout, cache: ReadCache, statistic: str | None = None, moment: str = "last"
+) -> Figure:
     """Return the description of a figure; arguments and errors as for `make_figure`."""
     if kind == "loss":
         return _losses(layout, cache, statistic or "val_loss")
@@ -157,7 +159,7 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
 # Kinds of figures
 
 
-def _factor(layout: Layout) -> Figure:
+def _factor(layout: FigureLayout) -> Figure:
     factor = layout.channels.x
     if factor is None:
         raise NormlabError("figure factor: the selected runs do not differ in any option; use figure loss or lr")
@@ -182,7 +184,7 @@ def _factor(layout: Layout) -> Figure:
     )
 
 
-def _learning_rates(layout: Layout) -> Figure:
+def _learning_rates(layout: FigureLayout) -> Figure:
     def points(members: Sequence[Cell]) -> list[Point]:
         drawn: list[Point] = []
         for cell in members:
@@ -218,7 +220,7 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
     rates, losses = zip(*sorted(known), strict=True)
     log_rates = list(map(math.log, rates))
     marks: list[Point] = []
-    for _, row in Range().of_cells(cells, HIGHEST):
+    for _, row in RateRange().of_cells(cells, HIGHEST):
         if row["estimate"] is None or row["beyond_grid"]:
             continue
         # On the line of the losses, which is straight in ln rate.
@@ -231,7 +233,7 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
     return marks
 
 
-def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
+def _losses(layout: FigureLayout, cache: ReadCache, series: str) -> Figure:
     if series not in SERIES:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
@@ -263,7 +265,7 @@ def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
     return Figure("loss", number_axis("step", steps), y, panels, caption, is_band=True)
 
 
-def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Figure:
+def _layers(layout: FigureLayout, cache: ReadCache, statistic: str, moment: str) -> Figure:
     if moment not in MOMENTS and not is_whole_number(moment):
         raise ConfigError(f"--at {moment}: must be a step, first or last")
     name, _, site = statistic.partition(" ")
@@ -310,7 +312,7 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
     )
 
 
-def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
+def _no_profile(name: str, site: str, layout: FigureLayout, cache: ReadCache) -> str:
     known: set[tuple[str, str]] = set()
     for run in _runs_at_best(layout.cells):
         known.update(cache.profiles(run))

@@ -33,7 +33,7 @@ class Panel:
     lines: Sequence[Line]
 
 
-class Layout:
+class FigureLayout:
     """The cells of a figure on its panels and lines."""
 
     def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:

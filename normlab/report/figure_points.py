@@ -36,7 +36,7 @@ MOMENTS = {"first": 0, "last": -1}
 """The measured steps that have a name, with their index."""
 MAX_POINTS = 160
 
-Statistic = tuple[str, str]
+StatisticAtSite = tuple[str, str]
 Reader = Callable[[RunRecord, list[str]], Any]
 
 
@@ -90,7 +90,7 @@ class ReadCache:
     def curves(self, record: RunRecord) -> dict[str, Curve]:
         return self._once(read_curves, record)
 
-    def profiles(self, record: RunRecord) -> dict[Statistic, History]:
+    def profiles(self, record: RunRecord) -> dict[StatisticAtSite, History]:
         return self._once(read_profiles, record)
 
     def _once(self, read: Reader, record: RunRecord) -> Any:
@@ -188,7 +188,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
 # Profiles over layers
 
 
-def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, History]:
+def read_profiles(record: RunRecord, problems: list[str]) -> dict[StatisticAtSite, History]:
     """Return each statistic of a run that has layers and was measured.
 
     `problems` receives a line for each damaged or missing part of the statistics.
@@ -200,7 +200,7 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, His
     except StoreError as error:
         problems.append(str(error))
         return {}
-    profiles: dict[Statistic, History] = {}
+    profiles: dict[StatisticAtSite, History] = {}
     for name, profile in histories(parts):
         if profile.layers and profile.steps and not profile.is_per_step:
             profiles[name, profile.site] = profile

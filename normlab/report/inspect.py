@@ -11,7 +11,7 @@ from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.catalogue.statistics.statistic import CORE, OF
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row
+from normlab.report.tables import TableRow
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -27,7 +27,7 @@ spikes: steps at which the loss or the gradient norm leaves the range of other s
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
 
 
-def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -> list[Row]:
+def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -> list[TableRow]:
     """Return the rows of one statistic, or of every statistic that was measured, at all steps or at one.
 
     A row is one site and one layer: `statistic`, `site`, `layer`, `steps`, `values`, `formula`, `unit`. A
@@ -42,7 +42,7 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
     problems: list[str] = []
     try:
         profiles = read_statistics(folder, problems)
-        rows: list[Row] = []
+        rows: list[TableRow] = []
         if name is not None:
             for part in history(profiles, name):
                 rows += _rows(name, part)
@@ -62,9 +62,9 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
             warn(problem)
 
 
-def _at(rows: Sequence[Row], step: int) -> list[Row]:
+def _at(rows: Sequence[TableRow], step: int) -> list[TableRow]:
     """Return the rows at a step, with one value each, of the statistics that were measured there."""
-    rows_at: list[Row] = []
+    rows_at: list[TableRow] = []
     for row in rows:
         if step in row["steps"]:
             index = list(row["steps"]).index(step)
@@ -83,9 +83,9 @@ def _at(rows: Sequence[Row], step: int) -> list[Row]:
     return rows_at
 
 
-def _rows(name: str, part: History) -> list[Row]:
+def _rows(name: str, part: History) -> list[TableRow]:
     statistic = STATISTICS[name]
-    about: Row = {"formula": statistic.formula, "unit": statistic.unit}
+    about: TableRow = {"formula": statistic.formula, "unit": statistic.unit}
     if part.counts is not None:
         about["n"] = part.counts
     if part.notes:
@@ -98,9 +98,9 @@ def _rows(name: str, part: History) -> list[Row]:
     else:
         for layer in part.layers:
             columns[_layer_name(layer, part.values.shape[1])] = part.values[:, layer]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for layer, column in columns.items():
-        row: Row = {"statistic": name, "site": part.site, "layer": layer, "steps": part.steps}
+        row: TableRow = {"statistic": name, "site": part.site, "layer": layer, "steps": part.steps}
         rows.append(row | {"values": column.tolist(), **about})
     return rows
 
@@ -114,14 +114,14 @@ def _layer_name(layer: int, layers: int) -> str:
     return f"layer {layer}"
 
 
-def table_rows(rows: Sequence[Row]) -> list[Row]:
+def table_rows(rows: Sequence[TableRow]) -> list[TableRow]:
     """Return a table of one statistic: a few steps, some layers, and a sparkline over training."""
     sites = _by_site(rows)
     has_layers = any(row["layer"] for row in rows)
-    table: list[Row] = []
+    table: list[TableRow] = []
     for site, site_rows in sites.items():
         for row in evenly_spaced(site_rows, MAX_LAYERS):
-            texts: Row = {}
+            texts: TableRow = {}
             if len(sites) > 1:
                 texts["site"] = site
             if has_layers:
@@ -133,7 +133,7 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
     return table
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[TableRow]) -> list[str]:
     """Return the notes on one statistic: its warnings, and that the table has few of the steps and layers."""
     # Each layer of a site has the notes of the site.
     lines: dict[str, None] = {}
@@ -145,7 +145,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return list(lines)
 
 
-def overview_reading(rows: Sequence[Row]) -> str:
+def overview_reading(rows: Sequence[TableRow]) -> str:
     if not any(STATISTICS[row["statistic"]].shown for row in rows):
         return ""
     return (
@@ -154,9 +154,9 @@ def overview_reading(rows: Sequence[Row]) -> str:
     )
 
 
-def overview_rows(rows: Sequence[Row]) -> list[Row]:
+def overview_rows(rows: Sequence[TableRow]) -> list[TableRow]:
     """Return a row per statistic and site: first and last layer at the first and last step."""
-    overview: list[Row] = []
+    overview: list[TableRow] = []
     for statistic in STATISTICS.values():
         if not statistic.shown:
             continue
@@ -187,7 +187,7 @@ def overview_rows(rows: Sequence[Row]) -> list[Row]:
     return overview
 
 
-def spike_rows(folder: RunFolder) -> list[Row]:
+def spike_rows(folder: RunFolder) -> list[TableRow]:
     """Return the spikes of a run's loss and gradient norm, a row for each rule.
 
     A row has `rule`, `spikes`, `of steps`, `share`, `formula`, `source` and `at`, the steps of the spikes. A warning on
@@ -214,8 +214,8 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     ]
 
 
-def spike_table(rows: Sequence[Row]) -> list[Row]:
-    table: list[Row] = []
+def spike_table(rows: Sequence[TableRow]) -> list[TableRow]:
+    table: list[TableRow] = []
     for row in rows:
         share = ""
         if row["share"] is not None:
@@ -244,8 +244,8 @@ def definition(name: str) -> str:
     )
 
 
-def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    sites: dict[str, list[Row]] = {}
+def _by_site(rows: Sequence[TableRow]) -> dict[str, list[TableRow]]:
+    sites: dict[str, list[TableRow]] = {}
     for row in rows:
         sites.setdefault(row["site"], []).append(row)
     return sites

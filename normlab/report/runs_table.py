@@ -11,7 +11,7 @@ from normlab.analysis.comparability import differences, intact_runs, names_of, o
 from normlab.analysis.conditions import select_where
 from normlab.analysis.factors import distinguishing_options, unexplained_options
 from normlab.analysis.settings import RESOLVED, format_setting, setting
-from normlab.report.tables import Row, render
+from normlab.report.tables import TableRow, render
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses, format_loss
 from normlab.store.query import Folder, Selection, select_runs
@@ -123,11 +123,11 @@ of the device with all runs of a pack, None if its peak is not known (`store/thr
 """
 
 
-def row_of(run: RunEntry) -> Row:
+def row_of(run: RunEntry) -> TableRow:
     """Return a run's values of `COLUMNS`; one without an intact record has `run`, `id`, `state`, `note`, `folder`."""
     if isinstance(run, RunRecord):
         return {column.key: column.value(run) for column in COLUMNS}
-    row: Row = dict.fromkeys(column.key for column in COLUMNS)
+    row: TableRow = dict.fromkeys(column.key for column in COLUMNS)
     row |= {"run": run.name, "id": run.run_id, "state": run.state, "note": ""}
     if run.state == DAMAGED:
         row["note"] = run.problem
@@ -138,7 +138,7 @@ def summarize(
     path: Folder | Sequence[Folder] | Selection,
     where: Sequence[str] = (),
     results_dir: Folder = "results",
-) -> list[Row]:
+) -> list[TableRow]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
     A row also has each other option, by its full name, and each other resolved setting in which the runs differ, but
@@ -170,9 +170,9 @@ def summarize(
             readers[name] = read
     for name in _OPTIONS_IN_COLUMNS:
         readers.pop(name, None)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for run in runs:
-        row: Row = {}
+        row: TableRow = {}
         for key, value in row_of(run).items():
             # The other options stand beside those that every table has.
             if key == "seed":
@@ -183,7 +183,7 @@ def summarize(
     return sorted(rows, key=_sort_key)
 
 
-def render_runs(rows: Sequence[Row], format: str = "table", width: int | None = None) -> str:
+def render_runs(rows: Sequence[TableRow], format: str = "table", width: int | None = None) -> str:
     """Render rows of `summarize` in one of `tables.FORMATS`."""
     return render(rows, format, width, columns=COLUMNS)
 
@@ -208,7 +208,7 @@ def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> l
     return warnings
 
 
-def _sort_key(row: Row) -> tuple[Any, ...]:
+def _sort_key(row: TableRow) -> tuple[Any, ...]:
     # A run without a loss comes last, and NaN has no place in an order.
     loss = row["val_loss"]
     if loss is None or math.isnan(loss):

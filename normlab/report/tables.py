@@ -15,23 +15,31 @@ from typing import Any
 from normlab.analysis.columns import Column
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import NormlabError, printable, unknown
-from normlab.report.text_table import Row, corpora_note, fold_lines, render_table, terminal_width, text_of, titles_of
+from normlab.report.text_table import (
+    TableRow,
+    corpora_note,
+    fold_lines,
+    render_table,
+    terminal_width,
+    text_of,
+    titles_of,
+)
 from normlab.store.format import encode
 
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
-def number_column(key: str) -> Column[Row]:
+def number_column(key: str) -> Column[TableRow]:
     """Return the column of a number that is also a config option."""
     return Column(key, itemgetter(key), key, format_setting, is_number=True, is_shared=True)
 
 
-def text_column(key: str) -> Column[Row]:
+def text_column(key: str) -> Column[TableRow]:
     """Return the column of a text with its key as the title."""
     return Column(key, itemgetter(key), key, is_kept=True)
 
 
-COLUMNS: Sequence[Column[Row]] = (
+COLUMNS: Sequence[Column[TableRow]] = (
     *map(number_column, ("depth", "width", "seed", "lr")),
     Column("note", itemgetter("note"), "note", is_hidden=True),
 )
@@ -39,7 +47,7 @@ COLUMNS: Sequence[Column[Row]] = (
 
 
 def render(
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     format: str = "table",
     width: int | None = None,
     fixed: Collection[str] | None = None,
@@ -90,7 +98,7 @@ def add_notes(table: str, notes: Sequence[str], format: str) -> str:
     return f"{table}\n\n{fold_lines(notes, terminal_width())}"
 
 
-def _texts(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[list[str]]:
+def _texts(columns: Sequence[Column[Any]], rows: Sequence[TableRow]) -> list[list[str]]:
     """Return the titles of columns, then the texts of each row."""
     table = [titles_of(columns)]
     for row in rows:
@@ -101,7 +109,7 @@ def _texts(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[list[str
 # CSV, Markdown and LaTeX
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def _csv(rows: Sequence[TableRow]) -> str:
     # A key may be missing in the first row, such as the reason why an estimate is missing.
     keys: dict[str, None] = {}
     for row in rows:
@@ -127,7 +135,7 @@ def _csv_value(value: Any) -> Any:
     return printable(value)
 
 
-def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
+def _markdown(columns: Sequence[Column[Any]], rows: Sequence[TableRow]) -> str:
     alignments: list[str] = []
     for column in columns:
         alignments.append("---:" if column.is_number else "---")
@@ -147,7 +155,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
-def _latex(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> str:
+def _latex(columns: Sequence[Column[Any]], rows: Sequence[TableRow]) -> str:
     lines: list[str] = []
     for texts in _texts(columns, rows):
         lines.append(rf"{' & '.join(map(_latex_text, texts))} \\")

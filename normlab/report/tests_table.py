@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from normlab.analysis.factor_tests.base import FactorTest
-from normlab.report.tables import Row, add_notes, render
+from normlab.report.tables import TableRow, add_notes, render
 
 
-def render_tests(test: FactorTest, rows: Sequence[Row], format: str) -> str:
+def render_tests(test: FactorTest, rows: Sequence[TableRow], format: str) -> str:
     """Render the rows of a test in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
     columns = test.columns(rows)
-    texts: list[Row] = []
+    texts: list[TableRow] = []
     for row in rows:
         texts.append({column.title: column.text(row) for column in columns})
     # The settings in which cells differ are those of the table, and every row has them.

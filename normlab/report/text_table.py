@@ -14,7 +14,7 @@ from typing import Any
 from normlab.analysis.columns import Column
 from normlab.base.errors import counted, printable
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
@@ -25,7 +25,7 @@ def terminal_width() -> int:
     return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)
 
 
-def text_of(column: Column[Any], row: Row) -> str:
+def text_of(column: Column[Any], row: TableRow) -> str:
     """Return the value of a column as text, with control characters escaped."""
     return printable(column.text_of(row[column.key]))
 
@@ -34,7 +34,7 @@ def titles_of(columns: Sequence[Column[Any]]) -> list[str]:
     return [printable(column.title) for column in columns]
 
 
-def corpora_note(rows: Sequence[Row]) -> str:
+def corpora_note(rows: Sequence[TableRow]) -> str:
     """Return a warning if the runs have different corpora, else an empty text; names of corpora are not unique."""
     counts = Counter[str]()
     for row in rows:
@@ -76,7 +76,7 @@ class _TextColumn:
 
 
 def render_table(
-    columns: Sequence[Column[Any]], rows: Sequence[Row], width: int, fixed: Collection[str] | None = None
+    columns: Sequence[Column[Any]], rows: Sequence[TableRow], width: int, fixed: Collection[str] | None = None
 ) -> str:
     """Render rows in lines of at most `width` characters (at least 56), with long texts folded.
 
@@ -106,7 +106,7 @@ def render_table(
     return "\n\n".join(filter(None, parts))
 
 
-def _render_row(columns: Sequence[Column[Any]], row: Row, width: int) -> str:
+def _render_row(columns: Sequence[Column[Any]], row: TableRow, width: int) -> str:
     """Render a single row as a line for each column."""
     titles = titles_of(columns)
     indent = max(map(len, titles)) + _GAP
@@ -118,7 +118,7 @@ def _render_row(columns: Sequence[Column[Any]], row: Row, width: int) -> str:
     return fold_lines(lines, width, indent)
 
 
-def _text_columns(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[_TextColumn]:
+def _text_columns(columns: Sequence[Column[Any]], rows: Sequence[TableRow]) -> list[_TextColumn]:
     """Return the columns of a table as texts, without hidden and empty ones; equal names of runs need the id."""
     texts: dict[str, list[str]] = {}
     for column in columns:
@@ -140,7 +140,7 @@ def _text_columns(columns: Sequence[Column[Any]], rows: Sequence[Row]) -> list[_
     return text_columns
 
 
-def _take_shared(columns: list[_TextColumn], rows: Sequence[Row]) -> list[str]:
+def _take_shared(columns: list[_TextColumn], rows: Sequence[TableRow]) -> list[str]:
     """Remove the columns in which all runs have one value, and return their titles and values."""
     shared: list[str] = []
     for column in list(columns):

@@ -23,7 +23,7 @@ from normlab.store.files import io_error
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References
 from normlab.store.reading import RESTORES_STATUS, damaged
-from normlab.store.run_json import Baselines, Corpus, Identity, Machine, NormFacts, Run, TextRead
+from normlab.store.run_json import Baselines, Identity, Machine, NormFacts, RecordedCorpus, Run, TextRead
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.store.throughput import Compute
@@ -124,7 +124,7 @@ class RunRecord(RunEntry):
             name=folder.run_id,
             config=config.recorded(),
             resolved=machine,
-            corpus=Corpus(name="", sha256="", tokenizer="", vocab_size=0, read=nothing, baselines=baselines),
+            corpus=RecordedCorpus(name="", sha256="", tokenizer="", vocab_size=0, read=nothing, baselines=baselines),
             identity=Identity(
                 config=config.identity(),
                 corpus="",
@@ -188,7 +188,7 @@ class RunRecord(RunEntry):
         return self.run.resolved
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> RecordedCorpus:
         return self.run.corpus
 
     @property

@@ -71,7 +71,7 @@ class TextRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
+class RecordedCorpus:
     name: str
     sha256: str
     tokenizer: str
@@ -150,7 +150,7 @@ class Run:
     config: dict[str, Any]
     """Every option, as `RunConfig.recorded`."""
     resolved: Machine
-    corpus: Corpus
+    corpus: RecordedCorpus
     identity: Identity
     flops_per_token: float
     """Of the forward and the backward pass."""

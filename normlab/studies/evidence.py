@@ -14,7 +14,7 @@ from normlab.store.query import Selection, select_runs
 from normlab.store.reading import HOW_TO_FIX, read_record
 from normlab.store.record import RunRecord
 from normlab.studies.base import SETTINGS, Study
-from normlab.studies.run import REPLICATION, Attempt, Composed, criterion_of
+from normlab.studies.run import REPLICATION, Attempt, ComposedRun, criterion_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class BlockChecks:
     """The first failed check of a block, by its name."""
 
 
-def verify_blocks(composed: Sequence[Composed]) -> BlockChecks:
+def verify_blocks(composed: Sequence[ComposedRun]) -> BlockChecks:
     """Check the blocks of some runs by `normlab verify`."""
     from normlab.verify.selection import checks_of_run
 

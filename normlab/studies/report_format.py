@@ -21,9 +21,9 @@ from normlab.studies.judge import AtBest, Judgement, Verdicts
 from normlab.studies.power import Power
 
 Text = Annotated[str, msgspec.Meta(max_length=2**16)]
-Setting = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SETTINGS)})$")]
+SettingName = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SETTINGS)})$")]
 Verdict = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((SUPPORTED, REFUTED, UNDECIDED, VOID))})$")]
-Interval = tuple[float, float]
+StoredInterval = tuple[float, float]
 
 
 class StoredPower(TypedDict):
@@ -53,7 +53,7 @@ class StoredClaim(TypedDict):
     estimator: Text
     criterion: Text
     estimate: float
-    intervals: tuple[Interval, Interval]
+    intervals: tuple[StoredInterval, StoredInterval]
     n: Count
     method: Text
     deviation: float | None
@@ -79,7 +79,7 @@ class StoredArm(TypedDict):
 
 
 class StoredAttempt(TypedDict):
-    setting: Setting
+    setting: SettingName
     first_seed: Count
     runs: Count
     tokens: float

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from normlab.config.sweep_options import SweepOptions
     from normlab.sweeps.plan import PlannedSweep
 
-Composed = tuple[list[str], RunConfig]
+ComposedRun = tuple[list[str], RunConfig]
 """The overrides of a run, and its config."""
 
 ALLOWED = (
@@ -40,7 +40,7 @@ REPLICATION = 1000
 @dataclass(frozen=True, slots=True)
 class PlannedGrid:
     options: SweepOptions
-    composed: Sequence[Composed]
+    composed: Sequence[ComposedRun]
     sweep: PlannedSweep
 
 
@@ -105,7 +105,7 @@ class Attempt:
 
     def compose(
         self, block: range, overrides: Sequence[str] = ()
-    ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
+    ) -> Iterator[tuple[Grid, SweepOptions, Sequence[ComposedRun]]]:
         """Yield each grid with the options of its sweep and the config of each run, for the seeds of a block.
 
         Raises:

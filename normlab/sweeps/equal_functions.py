@@ -10,13 +10,13 @@ from normlab.model.fingerprint import fingerprint
 from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
 from normlab.store.plans import PlannedRun
 
-Run = tuple[PlannedRun, RunConfig]
+ConfiguredRun = tuple[PlannedRun, RunConfig]
 
 _MOST_BLOCKS = 100
 """With more blocks in all models that differ, equal ones are not searched for: it would take more than some seconds."""
 
 
-def other_init_rules(runs: Iterable[Run]) -> Iterator[str]:
+def other_init_rules(runs: Iterable[ConfiguredRun]) -> Iterator[str]:
     """Yield a warning if the arms, or the placements, differ in the init rules that `init=auto` chooses."""
     rules_of: dict[str, dict[str, None]] = {}
     kind = "placements"
@@ -32,9 +32,9 @@ def other_init_rules(runs: Iterable[Run]) -> Iterator[str]:
         yield f"the {kind} also differ in their init rules: {texts}; init=... gives all of them one"
 
 
-def equal_functions(runs: Iterable[Run]) -> Iterator[str]:
+def equal_functions(runs: Iterable[ConfiguredRun]) -> Iterator[str]:
     """Yield a warning for each norm and placement that computes what an earlier one does, redundant norms aside."""
-    by_model: dict[str, dict[str, Run]] = {}
+    by_model: dict[str, dict[str, ConfiguredRun]] = {}
     for planned, config in runs:
         block = repr((config.norm, config.placement))
         by_model.setdefault(repr(config.model), {}).setdefault(block, (planned, config))
@@ -50,7 +50,7 @@ def equal_functions(runs: Iterable[Run]) -> Iterator[str]:
         yield from _equal_functions_of_model(runs_of_model)
 
 
-def _equal_functions_of_model(runs: Iterable[Run]) -> Iterator[str]:
+def _equal_functions_of_model(runs: Iterable[ConfiguredRun]) -> Iterator[str]:
     """Yield the warnings of `equal_functions` for runs that differ in nothing else of the model."""
     name_of: dict[str, str] = {}
     """The first run with each fingerprint."""

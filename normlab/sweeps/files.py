@@ -57,7 +57,7 @@ class PackOutcome:
         return self.cause in (FAILED, MEMORY)
 
 
-Job = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
+SlurmJob = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
 """Slurm's name of a task, ARRAY_TASK or JOB. It is part of the names of files, and of a command for the user."""
 
 
@@ -65,7 +65,7 @@ Job = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
 class Queue:
     """The tasks of the packs that were submitted to Slurm, by the numbers of the packs."""
 
-    packs: dict[int, Job]
+    packs: dict[int, SlurmJob]
 
 
 def log_of(folder: Path, number: int) -> Path:

@@ -15,14 +15,14 @@ from normlab.store.files import write_atomic
 AT_ONCE = 4
 """Trials of a cell that are made at once. The first ones, before any loss is known, are spread evenly."""
 
-Cell = tuple[str, ...]
+CellOverrides = tuple[str, ...]
 """The varied overrides of a cell, without the seed."""
-Values = tuple[str, ...]
+TrialOverrides = tuple[str, ...]
 """The searched options of a trial, as overrides."""
 
 
 class Trial(NamedTuple):
-    values: Values
+    values: TrialOverrides
     result: str
     loss: float
     """Infinite if it diverged."""
@@ -30,7 +30,7 @@ class Trial(NamedTuple):
     """The loss, at most that of a uniform guess, ln V: Optuna takes no infinite one."""
 
 
-def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: int) -> list[Values]:
+def propose(ranges: Sequence[Range], cell: CellOverrides, trials: Sequence[Trial], most: int) -> list[TrialOverrides]:
     """Return the values of the next trials of a cell, at most `AT_ONCE`, and `most` with the trials so far.
 
     The first ones are the centres of equal parts of the ranges, in an order of its own for each option; later ones are
@@ -41,7 +41,7 @@ def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: 
     seed = int(canonical_hash([*cell, len(trials)])[:8], 16)
     if not trials:
         random = np.random.default_rng(seed)
-        centres: list[Values] = [()] * count
+        centres: list[TrialOverrides] = [()] * count
         for limits in ranges:
             for index, part in enumerate(random.permutation(count)):
                 centres[index] += (limits.text(limits.at((part + 0.5) / count)),)
@@ -50,7 +50,7 @@ def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: 
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     _add(study, ranges, trials)
-    proposals: list[Values] = []
+    proposals: list[TrialOverrides] = []
     for _ in range(count):
         params = study.ask(_distributions(ranges)).params
         proposals.append(tuple(limits.text(params[limits.option]) for limits in ranges))
@@ -58,8 +58,8 @@ def propose(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], most: 
 
 
 def replay(
-    ranges: Sequence[Range], cell: Cell, completed: Mapping[Values, Trial], most: int
-) -> tuple[list[Trial], list[Values]]:
+    ranges: Sequence[Range], cell: CellOverrides, completed: Mapping[TrialOverrides, Trial], most: int
+) -> tuple[list[Trial], list[TrialOverrides]]:
     """Return the trials of a search whose losses are known, and the values of the first ones that are not completed."""
     trials: list[Trial] = []
     while len(trials) < most:
@@ -71,7 +71,7 @@ def replay(
     return trials, []
 
 
-def write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[Cell, Sequence[Trial]]) -> None:
+def write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[CellOverrides, Sequence[Trial]]) -> None:
     """Write the trials of all cells as a file that `optuna-dashboard` reads."""
     optuna = import_optuna()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

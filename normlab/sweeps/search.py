@@ -29,14 +29,14 @@ from normlab.store.plans import SEARCH, Plan, PlannedRun, has_plan, read_plan, s
 from normlab.store.record import RunEntry, flatten
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import PlannedSweep, check_configs, make_plan, no_sweep_to_extend
-from normlab.sweeps.proposals import Cell, Values
+from normlab.sweeps.proposals import CellOverrides, TrialOverrides
 from normlab.sweeps.stored_plan import OTHER_NAME
 from normlab.sweeps.trials import SweepCommand, Trials, planned_values, values_of_cell
 
 BLOCK = 4
 """Seeds that are added at once with `seed=until(...)`."""
 
-Composed = Sequence[tuple[list[str], RunConfig]]
+ComposedRuns = Sequence[tuple[list[str], RunConfig]]
 
 
 class Search:
@@ -155,7 +155,7 @@ class Search:
         self,
         ranges: Sequence[Range],
         options: SweepOptions,
-        composed: Composed,
+        composed: ComposedRuns,
         folder: Path,
         stored: Plan | None,
         *,
@@ -202,7 +202,7 @@ class Search:
         existing = f"sweep.name={stored.name}: the existing sweep of this name"
         if set(stored.design.searched) != set(searched):
             raise ConfigError(f"{existing} is not of a search of {', '.join(searched)}; {OTHER_NAME}")
-        judged: dict[Cell, list[Values]] = {}
+        judged: dict[CellOverrides, list[TrialOverrides]] = {}
         for cell, values in planned_values(folder, trials.cells).items():
             if values:
                 judged[cell] = values
@@ -250,7 +250,7 @@ def _name_of_search(ranges: Sequence[Range], overrides: Sequence[str], options: 
     return options.name
 
 
-def _check_baseline(until: Until, composed: Composed) -> None:
+def _check_baseline(until: Until, composed: ComposedRuns) -> None:
     """Check that some runs, and not all, are those of the baseline.
 
     Raises:

@@ -18,7 +18,16 @@ from normlab.store.outcome import format_loss
 from normlab.store.plans import PlannedRun, has_plan, read_plan, run_of
 from normlab.store.record import RunRecord, Setting, flatten
 from normlab.sweeps.plan import PlannedSweep, make_plan
-from normlab.sweeps.proposals import AT_ONCE, Cell, Trial, Values, import_optuna, propose, replay, write_journal
+from normlab.sweeps.proposals import (
+    AT_ONCE,
+    CellOverrides,
+    Trial,
+    TrialOverrides,
+    import_optuna,
+    propose,
+    replay,
+    write_journal,
+)
 from normlab.sweeps.stored_plan import is_completed
 
 SEED = 1_000_000
@@ -67,7 +76,7 @@ class Trials:
         import_optuna()
         self._command, self._ranges, self._options, self._folder = command, ranges, options, folder
         self.cells = list(dict.fromkeys(cell_of(varied) for varied, _ in composed))
-        self._trials: dict[Cell, list[Trial]] = {cell: [] for cell in self.cells}
+        self._trials: dict[CellOverrides, list[Trial]] = {cell: [] for cell in self.cells}
         """The trials whose losses are known; equally many in each cell, so that cells train in the same packs."""
         self._has_checked_plan = False
         """Whether all trials have been planned by this command."""
@@ -98,9 +107,9 @@ class Trials:
             write_journal(self._folder / JOURNAL, self._ranges, self._trials)
         return None
 
-    def best(self) -> dict[Cell, Trial]:
+    def best(self) -> dict[CellOverrides, Trial]:
         """Return the trial of each cell with the lowest loss."""
-        best: dict[Cell, Trial] = {}
+        best: dict[CellOverrides, Trial] = {}
         for cell, trials in self._trials.items():
             best[cell] = min(trials, key=lambda trial: trial.loss)
         return best
@@ -115,7 +124,7 @@ class Trials:
             notes.append(f"{setting}: the best of {count} trials (loss {format_loss(trial.loss)}{outcome})")
         return notes
 
-    def find(self, values_of: Mapping[Cell, Sequence[Values]]) -> bool:
+    def find(self, values_of: Mapping[CellOverrides, Sequence[TrialOverrides]]) -> bool:
         """Return whether the trials find these values in these cells, as far as their sweep shows."""
         # The sweep of the trials was deleted, so the same trials are made again.
         if not has_plan(self._folder):
@@ -131,10 +140,10 @@ class Trials:
                 return False
         return True
 
-    def _plan(self, proposals: Mapping[Cell, list[Values]]) -> PlannedSweep:
+    def _plan(self, proposals: Mapping[CellOverrides, list[TrialOverrides]]) -> PlannedSweep:
         """Return the plan of all trials so far and these ones."""
         planned_before = planned_values(self._folder, self.cells)
-        values_of: dict[Cell, list[Values]] = {}
+        values_of: dict[CellOverrides, list[TrialOverrides]] = {}
         for cell in self.cells:
             earlier = [trial.values for trial in self._trials[cell]]
             values_of[cell] = list(dict.fromkeys([*earlier, *proposals[cell], *planned_before[cell]]))
@@ -161,18 +170,18 @@ class Trials:
         return notes
 
 
-def cell_of(varied: Sequence[str]) -> Cell:
+def cell_of(varied: Sequence[str]) -> CellOverrides:
     return tuple(without_seeds(varied))
 
 
-def values_of_cell(values: Mapping[Cell, list[Values]], varied: list[str]) -> list[Values]:
+def values_of_cell(values: Mapping[CellOverrides, list[TrialOverrides]], varied: list[str]) -> list[TrialOverrides]:
     """Return the values of the searched options with which a run of the grid is made; of a cell without any, none."""
     return values.get(cell_of(varied), [])
 
 
-def planned_values(folder: Path, cells: Sequence[Cell]) -> dict[Cell, list[Values]]:
+def planned_values(folder: Path, cells: Sequence[CellOverrides]) -> dict[CellOverrides, list[TrialOverrides]]:
     """Return the values of the searched options with which a sweep has planned runs of each cell."""
-    values_of: dict[Cell, list[Values]] = {cell: [] for cell in cells}
+    values_of: dict[CellOverrides, list[TrialOverrides]] = {cell: [] for cell in cells}
     for run in _stored_runs(folder):
         # The varied overrides of a run start with those of its cell, and end with the values of the search.
         overrides = cell_of(run.overrides)
@@ -184,10 +193,10 @@ def planned_values(folder: Path, cells: Sequence[Cell]) -> dict[Cell, list[Value
 
 
 def completed_trials(
-    folder: Path, runs: Sequence[PlannedRun], cells: Sequence[Cell]
-) -> dict[Cell, dict[Values, Trial]]:
+    folder: Path, runs: Sequence[PlannedRun], cells: Sequence[CellOverrides]
+) -> dict[CellOverrides, dict[TrialOverrides, Trial]]:
     """Return the trials of each cell that have ended, by their values; `runs` are those of the sweep in `folder`."""
-    trials: dict[Cell, dict[Values, Trial]] = {cell: {} for cell in cells}
+    trials: dict[CellOverrides, dict[TrialOverrides, Trial]] = {cell: {} for cell in cells}
     for planned in runs:
         run = run_of(folder, planned)
         if not is_completed(run):

@@ -97,7 +97,7 @@ class Worker:
                 )
             self._configs.append(config)
         wait_until_inactive([run_of(self._folder, run) for run in runs])
-        outcomes = training.train_pack(
+        results = training.train_pack(
             self._configs,
             pack={"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]},
             # Slurm sends SIGTERM to every process of a task, and the parent sends another. SIGKILL ends the process.
@@ -108,9 +108,9 @@ class Worker:
         # Slurm ends all processes of a task with the task, also those that still send runs to W&B.
         if "SLURM_JOB_ID" in os.environ:
             wait_for_followers()
-        for outcome in outcomes:
-            if outcome.signal:
-                return outcome.signal
+        for result in results:
+            if result.signal:
+                return result.signal
         return None
 
     def is_reusable(self) -> bool:

@@ -18,12 +18,12 @@ from normlab.tracking.uploads import has_ended, mode_of, upload_lines
 
 WAIT_S = 10.0
 """Longest time, in seconds, that a command waits for the followers of its runs."""
-_started: list[tuple[Task, subprocess.Popen[str]]] = []
+_started: list[tuple[FollowerTask, subprocess.Popen[str]]] = []
 """The followers that this process has started and not waited for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class FollowerTask:
     runs: Sequence[Path]
     mode: str
     """The mode of W&B: auto, online or offline."""
@@ -40,14 +40,14 @@ def follow_training(runs: Sequence[Path], wandb: str) -> None:
     mode = mode_of(wandb)
     if mode is None:
         return
-    task = Task(runs=runs, mode=mode, process=os.getpid())
+    task = FollowerTask(runs=runs, mode=mode, process=os.getpid())
     try:
         _started.append((task, start_follower(task)))
     except OSError as error:  # the system has no memory for another process; the run trains without it
         notify(f"the process that sends to W&B did not start: {error.strerror}")
 
 
-def start_follower(task: Task) -> subprocess.Popen[str]:
+def start_follower(task: FollowerTask) -> subprocess.Popen[str]:
     """Start a follower, in a session of its own.
 
     Raises:

@@ -17,7 +17,7 @@ from normlab.base.errors import counted, printable
 from normlab.catalogue.corpora import DATA, HubData
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
-from normlab.store.run_json import Corpus, Run
+from normlab.store.run_json import RecordedCorpus, Run
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
 
@@ -26,7 +26,7 @@ REFRESH_SECONDS = 0.25
 PLAIN_LINES = 20
 """Progress lines of a run without a terminal; each evaluation adds a line."""
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 """A row of the metrics: `kind` (train, eval or pace), `step`, and numbers by name."""
 
 
@@ -38,7 +38,7 @@ class Console:
         self._is_terminal = self._stream.is_terminal()
         self._latest: dict[str, float] = {}
         self._step = self._steps = self._evals_every = 0
-        self._corpus: Corpus | None = None
+        self._corpus: RecordedCorpus | None = None
         self._compute = Compute(0.0, None, 1)
         self._printed_step: int | None = None
         self._drawn_at = -math.inf
@@ -53,7 +53,7 @@ class Console:
         for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[MetricsRow]) -> None:
         """Store the latest numbers, and print them if a line or a drawing is due."""
         now = time.monotonic()
         for row in rows:

@@ -21,7 +21,7 @@ from normlab.store.lock import try_lock
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import Task
+from normlab.tracking.background import FollowerTask
 from normlab.tracking.payloads import StepReader, labels_of, summary_of
 from normlab.tracking.uploads import Upload, is_sending, lock_of
 from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_environment
@@ -48,7 +48,7 @@ class FollowedRun:
 class Follower:
     """Sends runs to W&B, online or offline, until they have ended."""
 
-    def __init__(self, task: Task, mode: str) -> None:
+    def __init__(self, task: FollowerTask, mode: str) -> None:
         self._task, self._mode = task, mode
         self._left = [FollowedRun(RunFolder(path)) for path in task.runs]
         self._last_try_at = math.inf
@@ -151,7 +151,7 @@ def write_problem(run: Path, problem: str) -> None:
         replace(Upload.read(run), problem=problem).write(run)
 
 
-def main(task: Task) -> int:
+def main(task: FollowerTask) -> int:
     """Follow the runs of a task, write to their folders what W&B has, and return the exit code."""
     mode = task.mode
     try:
@@ -170,13 +170,13 @@ def main(task: Task) -> int:
     return 1
 
 
-def _read_task() -> Task:
+def _read_task() -> FollowerTask:
     """Return the task that `background.start_follower` has written as JSON, where paths are texts."""
     content: dict[str, Any] = json.load(sys.stdin)
     content["runs"] = [Path(run) for run in content["runs"]]
     if content["sweep"] is not None:
         content["sweep"] = Path(content["sweep"])
-    return Task(**content)
+    return FollowerTask(**content)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.flops import flops_per_token
 from normlab.store.format import to_json
-from normlab.store.run_json import Corpus as RecordedCorpus
-from normlab.store.run_json import Git, Identity, Machine, NormFacts, Run
+from normlab.store.run_json import Git, Identity, Machine, NormFacts, RecordedCorpus, Run
 from normlab.training.machine import RuntimeSettings
 from normlab.training.training_run import TrainingRun
 

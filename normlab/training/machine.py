@@ -103,7 +103,7 @@ class RuntimeSettings:
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
-    def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.Estimate:
+    def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.MemoryEstimate:
         """Return lower bounds on the memory of a run, or of a pack of such runs, with these settings."""
         return memory.estimate(
             config, device=self.device, precision=self.precision, compiled=self.compile == "on",

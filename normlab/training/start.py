@@ -55,7 +55,7 @@ from normlab.training.training_run import TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingResult:
     folder: RunFolder
     status: Status
     signal: int | None = None
@@ -74,8 +74,8 @@ def train(
     *,
     settings: RuntimeSettings | None = None,
     ends_process: bool = False,
-) -> Outcome:
-    """Train the run of a validated config, or resume it, or return the outcome that it has already.
+) -> TrainingResult:
+    """Train the run of a validated config, or resume it, or return the result that it has already.
 
     Args:
         trackers: Receivers of the record besides the run's folder; by default the console, and W&B as configured.
@@ -98,8 +98,8 @@ def train_pack(
     ends_process: bool = False,
     only_first_signal: bool = False,
     keep_compiled: bool = False,
-) -> list[Outcome]:
-    """Train runs as one stacked computation, or resume them, or return the outcomes that all have already.
+) -> list[TrainingResult]:
+    """Train runs as one stacked computation, or resume them, or return the results that all have already.
 
     Each run has its own folder, status and trackers. They resume together, from the newest step of which each has an
     intact checkpoint; a run that has diverged stays frozen in the stack.
@@ -223,26 +223,26 @@ def _is_stopped_fresh_run(folder: RunFolder) -> bool:
 # The steps of a start.
 
 
-def _completed(runs: Sequence[TrainingRun]) -> list[Outcome] | None:
-    """Return the outcomes of runs that have all completed before; None if one has not."""
+def _completed(runs: Sequence[TrainingRun]) -> list[TrainingResult] | None:
+    """Return the results of runs that have all completed before; None if one has not."""
     statuses = [status_if_completed(run) for run in runs]
     # The other ranks wait for this value: another command may have completed the run since they were started.
     if not Ranks.current().broadcast(all(statuses)):
         return None
-    outcomes: list[Outcome] = []
+    results: list[TrainingResult] = []
     for run, status in zip(runs, statuses, strict=True):
         if status is not None:
-            outcomes.append(Outcome(run.folder, status, already_ended=True))
-    return outcomes
+            results.append(TrainingResult(run.folder, status, already_ended=True))
+    return results
 
 
-def _train_on_devices(run: TrainingRun, pack: Mapping[str, Any] | None, stop: StopRequest) -> Outcome:
+def _train_on_devices(run: TrainingRun, pack: Mapping[str, Any] | None, stop: StopRequest) -> TrainingResult:
     """Train a run by one process for each device; they handle signals themselves."""
     stop.end()
     if stop.received is not None:
         raise KeyboardInterrupt
     received = train_on_devices(run.config, pack)
-    return Outcome(run.folder, run.folder.read_status(), received)
+    return TrainingResult(run.folder, run.folder.read_status(), received)
 
 
 def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> Loop:
@@ -297,7 +297,7 @@ def _print_warnings(loop: Loop) -> None:
 # The training and its end.
 
 
-def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
+def _run(loop: Loop, stop: StopRequest) -> list[TrainingResult]:
     """Train until the loop ends or an error does; write the last status of each run."""
     try:
         for run in loop.runs:
@@ -318,12 +318,12 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         raise
     loop.parts.writer.end()
     statuses = _finish(loop, stop, state)
-    outcomes: list[Outcome] = []
+    results: list[TrainingResult] = []
     for run, status in zip(loop.runs, statuses, strict=True):
         # The runs of a stopped pack may have diverged before.
         number = stop.received if status.state == INTERRUPTED else None
-        outcomes.append(Outcome(run.folder, status, number))
-    return outcomes
+        results.append(TrainingResult(run.folder, status, number))
+    return results
 
 
 def _finish(loop: Loop, stop: StopRequest, state: str, error: BaseException | None = None) -> list[Status]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from normlab.base.plugins import COUNTER
-from normlab.catalogue.statistics.profiles import Column
-from normlab.model.instrument import Selection
+from normlab.catalogue.statistics.profiles import StatisticColumn
+from normlab.model.instrument import StatisticsSelection
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
 from normlab.system.ranks import Ranks, SumInBackward, sum_in_backward
@@ -67,7 +67,7 @@ class LossScale:
         return self._overflow == 0
 
 
-def _pop_largest_scores(statistics: dict[Column, Tensor]) -> Tensor:
+def _pop_largest_scores(statistics: dict[StatisticColumn, Tensor]) -> Tensor:
     """Remove the largest attention scores from the statistics of a forward pass, and return them by layer."""
     columns = [column for column in statistics if column.statistic == LARGEST_SCORE[0]]
     columns.sort(key=lambda column: column.layer)
@@ -269,7 +269,7 @@ class Step:
             gradients = torch.autograd.grad(loss, inputs, materialize_grads=True)
         return list(gradients), in_backward
 
-    def _selection(self, measure: CoreStatistics | None) -> Selection | None:
+    def _selection(self, measure: CoreStatistics | None) -> StatisticsSelection | None:
         """Return the statistics that the forward pass computes: those of a measured step, and that of `qk_clip`."""
         selection = None if measure is None else measure.selection
         if self.qk_clip is None:

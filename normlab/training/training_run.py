@@ -21,7 +21,7 @@ from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
-from normlab.tracking.console import Console, Row
+from normlab.tracking.console import Console, MetricsRow
 from normlab.training import checkpoint
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
@@ -122,7 +122,7 @@ class TrainingRun:
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step
         self.record_rows([{"kind": "eval", "step": progress.step, **losses}])
 
-    def record_rows(self, rows: Sequence[Row]) -> None:
+    def record_rows(self, rows: Sequence[MetricsRow]) -> None:
         """Add rows to the record, and give them to the trackers."""
         self.writer.add(partial(self.write_rows, rows, replace(self.progress), self.diverged))
         for tracker in self.trackers:
@@ -164,7 +164,7 @@ class TrainingRun:
 
     # What the writer's thread does.
 
-    def write_rows(self, rows: Sequence[Row], progress: Progress, diverged: Divergence | None) -> None:
+    def write_rows(self, rows: Sequence[MetricsRow], progress: Progress, diverged: Divergence | None) -> None:
         """Append rows to the record; `progress` and `diverged` are those of the last one."""
         self.folder.append(rows)
         self.recorded = progress, diverged

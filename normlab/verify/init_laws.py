@@ -27,7 +27,7 @@ from normlab.config.schema import RunConfig
 from normlab.config.train import TrainConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed, initialise
-from normlab.model.instrument import Selection
+from normlab.model.instrument import StatisticsSelection
 from normlab.model.runner import SingleRun
 from normlab.model.small import VOCAB
 from normlab.verify.check import Check, check_no_problems
@@ -67,7 +67,7 @@ def measure(config: RunConfig, model: GPT) -> Profile:
     drawn_BT = generator.random((config.train.batch_size, config.model.context + 1))
     edges = np.cumsum(weights / weights.sum())
     tokens_BT = torch.from_numpy(np.searchsorted(edges, drawn_BT).clip(max=VOCAB_SIZE - 1))
-    mean_square: Selection = {"resid": (("resid", lambda view: view.x.double().square().mean((-2, -1))),)}
+    mean_square: StatisticsSelection = {"resid": (("resid", lambda view: view.x.double().square().mean((-2, -1))),)}
     output = SingleRun(model, compiled=False).loss(tokens_BT[:, :-1], tokens_BT[:, 1:], mean_square)
     by_layer = {column.layer: value.item() for column, value in output.statistics.items()}
     stream = by_layer[len(model.blocks) + 1] ** 0.5

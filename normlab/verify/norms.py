@@ -132,11 +132,11 @@ def oracle_checks(
     for dtype, tolerance in TOLERANCES.items():
         largest = LargestError(tolerance)
         for variant in compared:
-            comparison = Comparison(variant, width, dtype)
+            comparison = ReferenceComparison(variant, width, dtype)
             for scale in SCALES:
                 comparison.add_errors(largest, scale, label_of(variant))
         for batch, time, wide in sizes:
-            comparison = Comparison(norm, wide, dtype)
+            comparison = ReferenceComparison(norm, wide, dtype)
             # With one sequence the first two tokens, centred, are -1 and 1: a larger x leaves no gradient.
             for scale in LARGE_SCALES if batch > 1 else LARGE_SCALES[:1]:
                 comparison.add_errors(largest, scale, f"B = {batch}, T = {time}, D = {wide}", (batch, time))
@@ -144,7 +144,7 @@ def oracle_checks(
         yield largest.check(subject, claim, norm.reference_kind)
 
 
-class Comparison:
+class ReferenceComparison:
     """A norm's module in one precision, and its reference in float64 with the same weights."""
 
     def __init__(self, norm: NormConfig, width: int, dtype: torch.dtype):
@@ -236,7 +236,7 @@ def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
     """
     wrong = []
     for variant in variants(norm, width):
-        compared, x = Comparison(variant, width, torch.bfloat16), input_of(width).bfloat16()
+        compared, x = ReferenceComparison(variant, width, torch.bfloat16), input_of(width).bfloat16()
         module = compared.module.train()
         expected = variant.reference(x.double(), compared.weights)
         rounds_often = getattr(variant, "rounding", "") == "cast_then_scale"

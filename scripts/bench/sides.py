@@ -37,7 +37,7 @@ from normlab.data.tokenizers import BytesTokenizer
 from normlab.model.flops import flops_per_token
 from normlab.model.init import build_model
 from normlab.system.openmp import SPIN_COUNT
-from normlab.tracking.console import Console, Row
+from normlab.tracking.console import Console, MetricsRow
 from normlab.training import start as run_module
 from normlab.training.machine import resolve
 from normlab.training.optim import learning_rate
@@ -98,7 +98,7 @@ class Turns:
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
         """Do nothing."""
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[MetricsRow]) -> None:
         """End a turn, unless the rows are of an evaluation, or of steps that warm up."""
         if rows[-1]["kind"] == "pace":
             self._turns += 1

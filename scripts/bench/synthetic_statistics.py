@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from normlab.catalogue.statistics.profiles import Array, Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Array, Layout, Profiles, StatisticColumn
 
 VOCABULARY = 257
 PARAMETERS = {
@@ -99,7 +99,7 @@ def layout(size: Size) -> Layout:
         of_gain = ("gain_rms", "gain_min", "gain_absmax", "gain_cv", "gain_negative")
         groups += [(name, site, layers) for name in of_gain for site, layers in [*inner, *close]]
     groups += [("update_norm", site, layers) for site, layers in where.items()]
-    columns = [Column(name, site, layer) for name, site, layers in groups for layer in layers]
+    columns = [StatisticColumn(name, site, layer) for name, site, layers in groups for layer in layers]
     return Layout.of(columns, size.depth, {site: _family(site) for site in where})[0]
 
 

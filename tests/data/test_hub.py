@@ -32,7 +32,7 @@ from normlab.catalogue.corpora import (
 from normlab.config.compose import compose_run
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
-from normlab.data.documents import Row, TextCounts
+from normlab.data.documents import SourceRow, TextCounts
 from normlab.data.tokenizer_sources import train_bpe
 from support.hub_server import COMMIT, Hub, Repositories
 
@@ -483,10 +483,10 @@ def test_only_links_of_the_cache_of_the_hub_may_leave_a_folder(kind: str, tmp_pa
 def test_lines_are_joined_into_articles() -> None:
     """In WikiText, a heading of the first level starts an article."""
     lines = [" = A Title = \n", "Text . \n", " = = A Section = = \n", "More , 1 = 1 . \n", " = B = \n", "End \n"]
-    rows = [Row(f"row {number}", line) for number, line in enumerate(lines, start=1)]
-    first, second = Row("row 1", "".join(lines[:4]), joined=4), Row("row 5", "".join(lines[4:]), joined=2)
+    rows = [SourceRow(f"row {number}", line) for number, line in enumerate(lines, start=1)]
+    first, second = SourceRow("row 1", "".join(lines[:4]), joined=4), SourceRow("row 5", "".join(lines[4:]), joined=2)
     assert list(module.join_articles(rows, WikiText103.article)) == [first, second]
-    before = Row("row 0", "before \n")
+    before = SourceRow("row 0", "before \n")
     assert next(module.join_articles([before, *rows], WikiText103.article)) == before
     counts = TextCounts()
     assert list(counts.documents_of([first, second])) == [first.text, second.text]

@@ -13,8 +13,8 @@ import pytest
 from synthetic_runs import Record, write_sweep
 
 import normlab
-from normlab.catalogue.statistics.profiles import Column as NumberOf
 from normlab.catalogue.statistics.profiles import Layout, Profiles
+from normlab.catalogue.statistics.profiles import StatisticColumn as NumberOf
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.catalogue.statistics.statistic import CORE, EXTENDED
 from normlab.config.compose import compose_run

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from normlab.analysis.factor_tests.base import FactorTest, Question, Row
+from normlab.analysis.factor_tests.base import FactorTest, Question, TestRow
 from normlab.analysis.factor_tests.run import TESTS
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -306,12 +306,12 @@ def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
         summary = "the range of the losses"
         number_format = ".1f"
 
-        def rows(self, question: Question) -> Iterator[Row]:
+        def rows(self, question: Question) -> Iterator[TestRow]:
             for cell in question.cells:
                 row = self.labels("", cell.label, "nats/token") | {"estimate": 1.25, "low": 1.0, "high": 1.5, "p": None}
                 yield row | {"n": 3, "n_crossed": None, "bad": 0, "runs": 3}
 
-        def notes(self, rows: Sequence[Row]) -> list[str]:
+        def notes(self, rows: Sequence[TestRow]) -> list[str]:
             return [f"spread: of {len(rows)} cells"]
 
     monkeypatch.setitem(TESTS, "spread", Spread())

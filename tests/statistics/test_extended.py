@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.catalogue.norms.base import NORMS
-from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Layout, Profiles, StatisticColumn
 from normlab.catalogue.statistics.registry import STATISTICS, values_of
 from normlab.catalogue.statistics.statistic import EXTENDED
 from normlab.model import attention
@@ -201,7 +201,7 @@ def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
     grads = mean + generator.normal(size=(steps, count, width)) * np.sqrt(100 / width)
     squares = torch.tensor((grads**2).sum(2).mean(1)), torch.tensor((grads.mean(1) ** 2).sum(1))
     trace, square = gradient_noise(*squares, count)
-    layout, order = Layout.of([Column("gns_trace", "w", 1), Column("gns_square", "w", 1)], 1, {})
+    layout, order = Layout.of([StatisticColumn("gns_trace", "w", 1), StatisticColumn("gns_square", "w", 1)], 1, {})
     values = torch.stack([trace, square], 1).numpy()[:, order]
     scale = values_of(Profiles(layout, np.arange(steps), values), "gns")["w"][:, 1]
     # Over the later 1000 steps the standard errors are 0.06 of |G|^2 and 0.17 of tr(S).
@@ -216,7 +216,7 @@ def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
 
 
 def test_noise_scale_of_all_parameters_sums_over_them() -> None:
-    columns = [Column(name, site, 1) for name in ("gns_trace", "gns_square") for site in ("v", "w")]
+    columns = [StatisticColumn(name, site, 1) for name in ("gns_trace", "gns_square") for site in ("v", "w")]
     layout, order = Layout.of(columns, 1, {})
     scale = values_of(Profiles(layout, np.arange(2), np.array([[6.0, 2, 1, -1], [6, 2, 3, -1]])[:, order]), "gns")
     assert (scale["v"][1, 1], scale["all"][1]) == (2, 8 / 2)

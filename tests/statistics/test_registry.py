@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from normlab.base.errors import ConfigError, StatisticsError
-from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Layout, Profiles, StatisticColumn
 from normlab.catalogue.statistics.registry import ENTRIES, STATISTICS, values_of
 from normlab.catalogue.statistics.statistic import CORE, EXTENDED, MERGES, OF, TIERS
 from normlab.config.compose import compose_run
@@ -139,7 +139,9 @@ def test_norm_that_runs_twice_has_two_sites(tmp_path: Path) -> None:
 
 def profiles_of(values: dict[tuple[str, str], list[float]], families: dict[str, str] | None = None) -> Profiles:
     """Return one step of a model of three blocks, from values of each statistic and site at layers 1, 2, ..."""
-    columns = [Column(*key, layer) for key, by_layer in values.items() for layer in range(1, len(by_layer) + 1)]
+    columns = [
+        StatisticColumn(*key, layer) for key, by_layer in values.items() for layer in range(1, len(by_layer) + 1)
+    ]
     layout, order = Layout.of(columns, 3, families or {})
     row = np.array([number for by_layer in values.values() for number in by_layer], dtype=np.float32)
     return Profiles(layout, np.array([0]), row[None, order])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from normlab.analysis.spikes import SpikeCount, count_spikes
+from normlab.analysis.spikes import SpikesOfRule, count_spikes
 
 SERIES = {"loss_olmo_core": "loss", "grad_norm_olmo_core": "grad_norm"}
 
@@ -22,7 +22,7 @@ def spikes_of(values: Sequence[float]) -> list[int]:
     return found
 
 
-def counts_of(series: dict[str, np.ndarray]) -> dict[str, SpikeCount]:
+def counts_of(series: dict[str, np.ndarray]) -> dict[str, SpikesOfRule]:
     return {counts.rule: counts for counts in count_spikes(series)}
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Layout, Profiles, StatisticColumn
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.store.arrays import StatisticsFiles
 
 COLUMNS = (
-    Column("resid_rms", "", 2), Column("norm_in_rms", "attn.in", 1), Column("resid_rms", "", 1),
-    Column("grad_norm", "attn.q.weight", 1), Column("resid_rms", "", 3),
+    StatisticColumn("resid_rms", "", 2),
+    StatisticColumn("norm_in_rms", "attn.in", 1), StatisticColumn("resid_rms", "", 1),
+    StatisticColumn("grad_norm", "attn.q.weight", 1), StatisticColumn("resid_rms", "", 3),
 )  # fmt: skip
 LAYOUT, ORDER = Layout.of(COLUMNS, 2, {"attn.q.weight": "attn"})
 
@@ -45,8 +46,8 @@ def steps_of(statistics: StatisticsFiles) -> list[list[int]]:
 
 def test_layout_orders_columns() -> None:
     assert [COLUMNS[index] for index in ORDER] == [
-        Column("resid_rms", "", 1), Column("resid_rms", "", 2), Column("resid_rms", "", 3),
-        Column("norm_in_rms", "attn.in", 1), Column("grad_norm", "attn.q.weight", 1),
+        StatisticColumn("resid_rms", "", 1), StatisticColumn("resid_rms", "", 2), StatisticColumn("resid_rms", "", 3),
+        StatisticColumn("norm_in_rms", "attn.in", 1), StatisticColumn("grad_norm", "attn.q.weight", 1),
     ]  # fmt: skip
     assert Layout.from_tree(json.loads(json.dumps(LAYOUT.as_tree()))) == LAYOUT
 

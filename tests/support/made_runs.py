@@ -11,7 +11,7 @@ from synthetic_runs import Record
 
 from normlab.config.recorded import parse_config
 from normlab.store.record import RunRecord, flatten
-from normlab.store.run_json import Corpus, Run
+from normlab.store.run_json import RecordedCorpus, Run
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 
@@ -61,7 +61,7 @@ def make_run(tmp_path):
             if state == "diverged":
                 numbers["diverged"] = {"step": 100, "loss": math.nan, "grad_norm": math.nan}
             made = msgspec.convert({"state": state} | numbers | (status or {}), Status, strict=False)
-            references = msgspec.convert(record["corpus"], Corpus).references(made.initial_val_loss)
+            references = msgspec.convert(record["corpus"], RecordedCorpus).references(made.initial_val_loss)
             folder.write_status(asdict(made.completed(references, None)))
         return folder
 

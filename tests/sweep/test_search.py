@@ -24,7 +24,7 @@ from normlab.base.errors import ConfigError
 from normlab.config.searches import read_searches
 from normlab.store.plans import read_plan, run_of
 from normlab.store.record import RunRecord
-from normlab.store.run_json import Corpus
+from normlab.store.run_json import RecordedCorpus
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.sweeps.files import write_plan
@@ -54,7 +54,7 @@ def write_run(folder: RunFolder, config: dict[str, Any], loss: float) -> None:
     if loss == math.inf:
         numbers |= {"diverged": {"step": 3, "loss": math.nan, "grad_norm": math.nan}, "val_loss": 2.5}
     status = msgspec.convert({"state": "diverged" if loss == math.inf else "finished", **numbers}, Status, strict=False)
-    references = msgspec.convert(record["corpus"], Corpus).references(status.initial_val_loss)
+    references = msgspec.convert(record["corpus"], RecordedCorpus).references(status.initial_val_loss)
     folder.write_status(asdict(status.completed(references, None)))
 
 

@@ -11,7 +11,7 @@ from normlab.store.format import STATUS_FILE, with_checksum
 from normlab.store.lock import file_lock, is_locked
 from normlab.store.runs import RunFolder
 from normlab.tracking import follower as follower_module
-from normlab.tracking.background import Task
+from normlab.tracking.background import FollowerTask
 from normlab.tracking.follower import Follower
 from normlab.tracking.uploads import Upload, lock_of, upload_lines
 from normlab.training.start import train
@@ -79,7 +79,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
         lock.__exit__(None, None, None)
 
     on_pause(monkeypatch, 2, finish)
-    Follower(Task(runs=[folder.path], mode="online"), "online").follow()
+    Follower(FollowerTask(runs=[folder.path], mode="online"), "online").follow()
     assert [(service.steps, service.ended) for service in services] == [([0, 1, 2, 3, 4], ["finished"])]
     assert not is_locked(lock_of(folder.path))
     assert upload_lines([folder.path], ["x"]) == ["W&B: http://x"]
@@ -92,7 +92,7 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
     lock = file_lock(lock_of(first.path), "the test")
     lock.__enter__()
     on_pause(monkeypatch, 3, lambda: lock.__exit__(None, None, None))
-    Follower(Task(runs=[first.path, second.path], mode="online"), "online").follow()
+    Follower(FollowerTask(runs=[first.path, second.path], mode="online"), "online").follow()
     assert [(service.path.name, service.ended) for service in services] == [
         (second.path.name, ["finished"]), (first.path.name, ["finished"]),
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_server_that_is_gone_at_the_end_is_tried_twice(
     monkeypatch.setattr(RecordingService, "finish", fail)
     monkeypatch.setattr(follower_module, "GIVE_UP_S", -1.0)
     on_pause(monkeypatch, 0, lambda: None)
-    Follower(Task(runs=[folder.path for folder in folders], mode="online"), "online").follow()
+    Follower(FollowerTask(runs=[folder.path for folder in folders], mode="online"), "online").follow()
     assert finished == ["finished"] * attempts
     text = f"TimeoutError: {problem.format(folders[0].path.name)}"
     assert upload_lines([folder.path for folder in folders], ["x"]) == [
@@ -133,14 +133,14 @@ def test_a_server_that_is_gone_for_a_while_is_tried_again(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(RecordingService, "finish", fail)
         on_pause(monkeypatch, 2, patched.undo)
-        Follower(Task(runs=[folder.path], mode="online"), "online").follow()
+        Follower(FollowerTask(runs=[folder.path], mode="online"), "online").follow()
     assert [service.ended for service in services] == [[], [], ["finished"]]
 
 
 def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     with file_lock(lock_of(folder.path), "the test"):
-        Follower(Task(runs=[folder.path], mode="online", until_end=False), "online").follow()
+        Follower(FollowerTask(runs=[folder.path], mode="online", until_end=False), "online").follow()
         (line,) = upload_lines([folder.path], ["x"])
     assert line.startswith("W&B: sending 1 run continues in the background; if it fails, `normlab sync x`")
     assert not services

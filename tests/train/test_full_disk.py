@@ -8,7 +8,7 @@ import pytest
 
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.tracking.console import Console, Row
+from normlab.tracking.console import Console, MetricsRow
 from normlab.training import checkpoint
 from normlab.training import start as training
 from support.disk import fill
@@ -43,7 +43,7 @@ def fill_at(disk: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None
 
     def arm(step: int) -> None:
         class Filling(Console):
-            def log(self, rows: Sequence[Row]) -> None:
+            def log(self, rows: Sequence[MetricsRow]) -> None:
                 super().log(rows)
                 if rows[-1]["step"] >= step and training.Console is Filling:
                     monkeypatch.setattr(training, "Console", Console)

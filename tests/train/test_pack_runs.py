@@ -16,7 +16,7 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.loaded.run import load
 from normlab.store.runs import RunFolder
-from normlab.training.start import Outcome, train, train_pack
+from normlab.training.start import TrainingResult, train, train_pack
 from normlab.training.training_run import TrainingRun
 from support.run_folders import OVERRIDES, differences, steps_of
 
@@ -33,7 +33,7 @@ def configs_of(results: Path, *overrides: str, numbers: Sequence[Sequence[str]] 
     return [compose_run([*OVERRIDES, f"results_dir={results}", *overrides, *differing]) for differing in numbers]
 
 
-def pack_of(configs: Sequence[RunConfig], **more: Any) -> list[Outcome]:
+def pack_of(configs: Sequence[RunConfig], **more: Any) -> list[TrainingResult]:
     return train_pack(configs, [[] for _ in configs], pack=PACK, **more)
 
 

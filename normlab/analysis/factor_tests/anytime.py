@@ -10,7 +10,7 @@ from normlab.analysis.factor_tests.base import (
     BASELINE_NOTE,
     FactorTest,
     Question,
-    Row,
+    TestRow,
     change_text,
     holm_note,
     values_of,
@@ -18,7 +18,7 @@ from normlab.analysis.factor_tests.base import (
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.sequences import level_of, mean_sequence
 
-NOTHING: Row = dict.fromkeys(("estimate", "low", "high", "p", "n_crossed", "lr"))
+NOTHING: TestRow = dict.fromkeys(("estimate", "low", "high", "p", "n_crossed", "lr"))
 
 
 class Anytime(FactorTest):
@@ -27,7 +27,7 @@ class Anytime(FactorTest):
     name = "anytime"
     summary = "differences from a baseline that hold at every number of seeds"
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         for factor in question.compared_factors:
             for where, [change], [cell, baseline] in question.changes([factor]):
                 runs = [*cell.runs_at(cell.best_lr), *baseline.runs_at(baseline.best_lr)]
@@ -55,7 +55,7 @@ class Anytime(FactorTest):
                     "runs": len(runs),
                 }
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         lines = [
             f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number "
             "of seeds (a confidence sequence), so that seeds may be added until it is decided"
@@ -66,7 +66,7 @@ class Anytime(FactorTest):
         return [*lines, BASELINE_NOTE]
 
 
-def _estimates(values: Sequence[float]) -> Row:
+def _estimates(values: Sequence[float]) -> TestRow:
     """Return the mean of the differences of two seeds or more, its interval, if it has ends, and p."""
     n = len(values)
     mean = math.fsum(values) / n
@@ -76,7 +76,7 @@ def _estimates(values: Sequence[float]) -> Row:
     p = float(mean == 0)
     if deviation:
         p = min(1.0, level_of(n, abs(mean) / deviation))
-    row: Row = {"estimate": mean, "p": p}
+    row: TestRow = {"estimate": mean, "p": p}
     if math.isfinite(low):
         row |= {"low": low, "high": high}
     return row

@@ -20,7 +20,7 @@ from normlab.analysis.intervals import Design
 from normlab.base.errors import counted
 from normlab.store.record import RunRecord, Setting
 
-Row = dict[str, Any]
+TestRow = dict[str, Any]
 """A row of a test by the keys of JSON."""
 Change = tuple[Setting, Setting]
 """A level of a factor, and its baseline."""
@@ -80,7 +80,7 @@ class Question:
     def pool(self) -> Pool | None:
         return pool_cells(self.cells)
 
-    def contrast(self, cells: Iterable[Cell], weights: Iterable[float], labels: Row) -> Row:
+    def contrast(self, cells: Iterable[Cell], weights: Iterable[float], labels: TestRow) -> TestRow:
         """Return a row with the contrast of the losses of cells, each at its best learning rate."""
         cells = list(cells)
         rates: set[float | None] = set()
@@ -106,23 +106,23 @@ def change_text(factor: Factor, change: Change, sign: str = " - ") -> str:
 
 # Columns that several tests have
 
-WHERE: Column[Row] = Column("where", itemgetter("where"), "where")
-CONTRAST: Column[Row] = Column("contrast", itemgetter("contrast"), "contrast")
-UNIT: Column[Row] = Column("unit", itemgetter("unit"), "unit")
-P: Column[Row] = Column("p", itemgetter("p"), "p", format_p)
-P_HOLM: Column[Row] = Column("p_holm", itemgetter("p_holm"), "p (Holm)", format_p)
-BAD: Column[Row] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}", "bad")
+WHERE: Column[TestRow] = Column("where", itemgetter("where"), "where")
+CONTRAST: Column[TestRow] = Column("contrast", itemgetter("contrast"), "contrast")
+UNIT: Column[TestRow] = Column("unit", itemgetter("unit"), "unit")
+P: Column[TestRow] = Column("p", itemgetter("p"), "p", format_p)
+P_HOLM: Column[TestRow] = Column("p_holm", itemgetter("p_holm"), "p (Holm)", format_p)
+BAD: Column[TestRow] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}", "bad")
 
 # Notes that several tests have
 
 BASELINE_NOTE = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
 
 
-def values_of(rows: Sequence[Row], key: str) -> list[Any]:
+def values_of(rows: Sequence[TestRow], key: str) -> list[Any]:
     return [row[key] for row in rows]
 
 
-def holm_note(rows: Sequence[Row]) -> str:
+def holm_note(rows: Sequence[TestRow]) -> str:
     """Return how the p-values of the rows are corrected."""
     p_values = values_of(rows, "p")
     tests = len(p_values) - p_values.count(None)
@@ -140,7 +140,7 @@ class FactorTest(ABC):
     """The format of an estimate and its bounds."""
 
     @abstractmethod
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         """Yield the rows: `labels`, `estimate`, `p`, which may be None, and what else JSON shows.
 
         The columns of this class also read `low`, `high`, `n`, `n_crossed`, `bad` and `runs`. A row may say in
@@ -151,10 +151,10 @@ class FactorTest(ABC):
         """
 
     @abstractmethod
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         """Return the definitions below the table of some rows, one a line."""
 
-    def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
+    def columns(self, rows: Sequence[TestRow]) -> list[Column[TestRow]]:
         """Return the columns of the table of some rows."""
         columns = [WHERE, CONTRAST, self.estimate_column()]
         if len(set(values_of(rows, "unit"))) > 1:
@@ -164,14 +164,14 @@ class FactorTest(ABC):
             columns.append(BAD)
         return columns
 
-    def labels(self, where: str, contrast: str, unit: str) -> Row:
+    def labels(self, where: str, contrast: str, unit: str) -> TestRow:
         """Return the beginning of a row: the group of cells, what is estimated, and its unit."""
         return {"test": self.name, "where": where, "contrast": contrast, "unit": unit}
 
-    def estimate_column(self) -> Column[Row]:
+    def estimate_column(self) -> Column[TestRow]:
         return Column("estimate", self.estimate_text, "estimate")
 
-    def estimate_text(self, row: Row) -> str:
+    def estimate_text(self, row: TestRow) -> str:
         """Return an estimate with its interval: `0.0232 [0.0200, 0.0269] (n=5)`, or why there is none."""
         if row["estimate"] is None:
             return self.number_text(row)
@@ -184,13 +184,13 @@ class FactorTest(ABC):
         levels = row["n_crossed"] or (n, n)
         return f"{text} (n={Design(n, tuple(levels))})"
 
-    def number_text(self, row: Row) -> str:
+    def number_text(self, row: TestRow) -> str:
         """Return an estimate without its interval, or why there is none."""
         if row["estimate"] is None:
             return row.get("missing", "no common seed")
         return f"{row['estimate']:{self.number_format}}"
 
-    def bound_text(self, row: Row, bound: str) -> str:
+    def bound_text(self, row: TestRow, bound: str) -> str:
         """Return the `low` or `high` end of an interval; empty if it has none."""
         if row[bound] is None:
             return ""

@@ -16,7 +16,7 @@ from normlab.analysis.factor_tests.base import (
     BASELINE_NOTE,
     FactorTest,
     Question,
-    Row,
+    TestRow,
     change_text,
     holm_note,
     values_of,
@@ -40,7 +40,7 @@ class ContrastTest(FactorTest):
     definitions: ClassVar[Sequence[str]] = ()
     """Notes on what the contrasts are."""
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         units = ", ".join(dict.fromkeys(values_of(rows, "unit")))
         rates = set(values_of(rows, "lr"))
         # The loss of a cell is that at its best learning rate, which the notes name if all cells have the same one.
@@ -66,7 +66,7 @@ class Interaction(ContrastTest):
         BASELINE_NOTE,
     )
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         """Yield the interactions of all factors of `--over` together; by default of each pair of factors."""
         for factors in self._sets_of_factors(question):
             # The weight of a cell is the product of its signs; the order is that of the cells of `Question.changes`.
@@ -96,7 +96,7 @@ class Trend(ContrastTest):
     summary = "the slope of the loss over a numeric factor (over its logarithm for depth, width, batch size and steps)"
     number_format = "+#.3g"  # a slope per step or per channel may be far below 0.0001
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         """Yield the slopes over each factor of `--over`; by default over each numeric factor."""
         numeric = [factor for factor in question.compared_factors if factor.is_numeric]
         # A name in --over that is no number is a mistake; among all factors such names are expected.

@@ -14,12 +14,12 @@ from normlab.analysis.factor_tests.base import (
     FactorTest,
     P,
     Question,
-    Row,
+    TestRow,
     change_text,
     holm_note,
 )
 
-BAD_OF_BASELINE: Column[Row] = Column(
+BAD_OF_BASELINE: Column[TestRow] = Column(
     "baseline_bad", lambda row: f"{row['baseline_bad']} of {row['baseline_runs']}", "bad, baseline"
 )
 
@@ -32,7 +32,7 @@ class Counts(FactorTest):
         "Fisher's exact test of the number of runs that diverged, are stuck or regressed (outcomes: see the README)"
     )
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         for factor in question.compared_factors:
             for where, [change], [cell, baseline] in question.changes([factor]):
                 bad, runs = count_bad(cell.completed), len(cell.completed)
@@ -52,10 +52,10 @@ class Counts(FactorTest):
                     "method": "Fisher's exact test",
                 }
 
-    def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
+    def columns(self, rows: Sequence[TestRow]) -> list[Column[TestRow]]:
         return [WHERE, CONTRAST, BAD, BAD_OF_BASELINE, P, P_HOLM]
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         return [
             "bad: runs that diverged, are stuck or regressed, at all learning rates",
             f"p: Fisher's exact test, which takes the runs as independent; {holm_note(rows)}",

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from normlab.analysis.cells import count_bad
 from normlab.analysis.columns import Column
-from normlab.analysis.factor_tests.base import BAD, CONTRAST, WHERE, FactorTest, Question, Row, values_of
+from normlab.analysis.factor_tests.base import BAD, CONTRAST, WHERE, FactorTest, Question, TestRow, values_of
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.rate_range import NEAR
 from normlab.store.record import RunRecord
@@ -16,7 +16,7 @@ FEWEST = 4
 """Fewest losses to which a parabola, which has three numbers, is fitted."""
 FEWEST_RATES = 3
 """Fewest learning rates of these losses: with two, many parabolas fit equally well."""
-TOKENS: Column[Row] = Column("tokens", itemgetter("tokens"), "tokens", "{:,}".format)
+TOKENS: Column[TestRow] = Column("tokens", itemgetter("tokens"), "tokens", "{:,}".format)
 
 
 class Optimum(FactorTest):
@@ -26,7 +26,7 @@ class Optimum(FactorTest):
     summary = "the best learning rate, by a parabola"
     number_format = "#.3g"  # a learning rate may be far below 0.0001
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         for cell in question.cells:
             optimum = best_rate(cell.runs)
             row = self.labels("", f"optimum: {cell.label}", "learning rate")
@@ -38,13 +38,13 @@ class Optimum(FactorTest):
             tokens = sum(run.status.tokens for run in cell.completed)
             yield row | {"bad": count_bad(cell.completed), "runs": len(cell.completed), "tokens": tokens}
 
-    def columns(self, rows: Sequence[Row]) -> list[Column[Row]]:
+    def columns(self, rows: Sequence[TestRow]) -> list[Column[TestRow]]:
         columns = [WHERE, CONTRAST, self.estimate_column(), TOKENS]
         if any(values_of(rows, "bad")):
             columns.append(BAD)
         return columns
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         return [
             "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "
             f"that have learned, within {NEAR} nats/token of the lowest; with Fieller's {LEVEL:.0%} interval, if it "

@@ -11,7 +11,7 @@ from normlab.analysis.factor_tests.base import (
     BASELINE_NOTE,
     FactorTest,
     Question,
-    Row,
+    TestRow,
     change_text,
     holm_note,
     values_of,
@@ -22,7 +22,7 @@ from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber,
 from normlab.base.errors import ConfigError, counted
 from normlab.store.record import RunRecord
 
-Values = dict[Replicate, float]
+SeedValues = dict[Replicate, float]
 """A number of each seed."""
 FEWEST_RATES = 3
 """The fewest learning rates of a grid whose numbers are shown without being asked for."""
@@ -33,7 +33,7 @@ class RateTest(FactorTest):
 
     numbers: ClassVar[Sequence[RateNumber]]
 
-    def rows(self, question: Question) -> Iterator[Row]:
+    def rows(self, question: Question) -> Iterator[TestRow]:
         """Yield each number of each cell, then of each level minus its baseline, or over it if it is a ratio."""
         if all(len(cell.losses) < 2 for cell in question.cells):
             raise ConfigError(
@@ -52,16 +52,16 @@ class RateTest(FactorTest):
                     labels = self.labels(where, f"{number.title}: {change_text(factor, change, sign)}", unit)
                     yield labels | _comparison_row(number, numbers_of, cells)
 
-    def of_cells(self, cells: Sequence[Cell], number: RateNumber) -> list[tuple[Cell, Row]]:
+    def of_cells(self, cells: Sequence[Cell], number: RateNumber) -> list[tuple[Cell, TestRow]]:
         """Return the cells with a grid of `FEWEST_RATES`, each with its row of one of the numbers, without labels."""
         numbers_of = _numbers_of(number, cells)
-        rows: list[tuple[Cell, Row]] = []
+        rows: list[tuple[Cell, TestRow]] = []
         for cell in cells:
             if len(cell.losses) >= FEWEST_RATES:
                 rows.append((cell, _mean_row(number, numbers_of, cell)))
         return rows
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
         # The mean of logarithms is a geometric mean, and their differences are logarithms of ratios.
         mean, test = "mean", "paired t test"
         if all(number.is_log for number in self.numbers):
@@ -78,7 +78,7 @@ class RateTest(FactorTest):
                 lines.append(f"{row['contrast']}: in {row['gaps']} of {seeds} a rate between two that train does not")
         return [*lines, BASELINE_NOTE.replace("a minus sign", "- or /")]
 
-    def number_text(self, row: Row) -> str:
+    def number_text(self, row: TestRow) -> str:
         """Return an estimate without its interval: `0.0232`, `0.0300 or more`, or why there is none."""
         text = super().number_text(row)
         if row["estimate"] is None or len(row["beyond_grid"]) != 1:
@@ -86,7 +86,7 @@ class RateTest(FactorTest):
         [side] = row["beyond_grid"]
         return text + {"above": " or more", "below": " or less"}[side]
 
-    def bound_text(self, row: Row, bound: str) -> str:
+    def bound_text(self, row: TestRow, bound: str) -> str:
         side = {"low": "below", "high": "above"}[bound]
         if side in row["beyond_grid"]:
             return "beyond the grid"
@@ -100,14 +100,14 @@ class Sensitivity(RateTest):
     number_format = ".4f"
 
 
-class Range(RateTest):
+class RateRange(RateTest):
     name = "range"
     summary = "which learning rates train"
     numbers = (HIGHEST, WIDTH)
     number_format = "#.3g"  # a learning rate may be far below 0.0001
 
 
-def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
+def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, SeedValues]:
     """Return for each cell the number of each seed with every learning rate.
 
     A cell has none if no run of it has learned, or if it has several runs of a seed at one learning rate.
@@ -116,9 +116,9 @@ def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
     for cell in cells:
         for seed, runs in by_seed(cell.completed).items():
             runs_of_all_cells.setdefault(seed, []).extend(runs)
-    numbers: dict[Key, Values] = {}
+    numbers: dict[Key, SeedValues] = {}
     for cell in cells:
-        values: Values = {}
+        values: SeedValues = {}
         numbers[cell.key] = values
         seeds = complete_seeds(cell.runs)
         # Several runs of a seed at one rate may be of different models, whose curves must not be mixed.
@@ -133,7 +133,7 @@ def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
     return numbers
 
 
-def _mean_row(number: RateNumber, numbers_of: dict[Key, Values], cell: Cell) -> Row:
+def _mean_row(number: RateNumber, numbers_of: dict[Key, SeedValues], cell: Cell) -> TestRow:
     """Return the mean of a number over the seeds of a cell."""
     row = _row(number, partial(mean_interval, least=number.least), numbers_of[cell.key], [cell])
     if number is HIGHEST:
@@ -141,13 +141,13 @@ def _mean_row(number: RateNumber, numbers_of: dict[Key, Values], cell: Cell) -> 
     return row
 
 
-def _comparison_row(number: RateNumber, numbers_of: dict[Key, Values], cells: Sequence[Cell]) -> Row:
+def _comparison_row(number: RateNumber, numbers_of: dict[Key, SeedValues], cells: Sequence[Cell]) -> TestRow:
     """Return the mean over seeds of the differences of a number between a cell and its baseline."""
     # S and the band depend on the grid.
     grids = {tuple(cell.losses) for cell in cells}
     is_comparable = number is HIGHEST or len(grids) == 1
     numbers = [numbers_of[cell.key] for cell in cells]
-    values: Values = {}
+    values: SeedValues = {}
     if is_comparable:
         values = weighted_sums((1.0, -1.0), numbers)
     row = _row(number, paired_test, values, cells)
@@ -160,10 +160,10 @@ def _comparison_row(number: RateNumber, numbers_of: dict[Key, Values], cells: Se
 
 def _row(
     number: RateNumber,
-    interval_of: Callable[[Values], Interval | PairedTest],
-    values: Values,
+    interval_of: Callable[[SeedValues], Interval | PairedTest],
+    values: SeedValues,
     cells: Sequence[Cell],
-) -> Row:
+) -> TestRow:
     """Return the mean over seeds; if the grid cuts a number off, without the bound on that side and without p."""
     beyond_grid = _sides_beyond_grid(number, cells)
     result: Interval | PairedTest | None = None
@@ -187,7 +187,7 @@ def _row(
         method = result.test
         if not beyond_grid:
             p = result.p
-    row: Row = {
+    row: TestRow = {
         "estimate": _exp(estimate, number),
         "low": _exp(low, number),
         "high": _exp(high, number),

@@ -6,18 +6,18 @@ from normlab.analysis.baselines import baseline_levels
 from normlab.analysis.cell_differences import resolved_differences
 from normlab.analysis.cells import Cell, reason_cells_not_comparable, runs_of
 from normlab.analysis.factor_tests.anytime import Anytime
-from normlab.analysis.factor_tests.base import FactorTest, Question, Row
+from normlab.analysis.factor_tests.base import FactorTest, Question, TestRow
 from normlab.analysis.factor_tests.contrasts_of_losses import Interaction, Trend
 from normlab.analysis.factor_tests.counts import Counts
 from normlab.analysis.factor_tests.optimum import Optimum
-from normlab.analysis.factor_tests.rate_tests import Range, Sensitivity
+from normlab.analysis.factor_tests.rate_tests import RateRange, Sensitivity
 from normlab.analysis.factors import Factor
 from normlab.analysis.paired_tests import holm
 from normlab.analysis.settings import resolve_options
 from normlab.base.errors import ConfigError, unknown
 from normlab.store.record import Setting
 
-_CLASSES: Sequence[type[FactorTest]] = (Interaction, Trend, Counts, Sensitivity, Range, Optimum, Anytime)
+_CLASSES: Sequence[type[FactorTest]] = (Interaction, Trend, Counts, Sensitivity, RateRange, Optimum, Anytime)
 TESTS: dict[str, FactorTest] = {test.name: test() for test in _CLASSES}
 """The tests by name, in the order of the help."""
 
@@ -29,7 +29,7 @@ def run_test(
     *,
     over: Sequence[str] = (),
     against: str | None = None,
-) -> list[Row]:
+) -> list[TestRow]:
     """Return the rows of a test: an estimate with its interval, n and p, with Holm's correction over the rows.
 
     `over` has the options of the test. interaction: all of them together; by default each pair of factors. trend: each

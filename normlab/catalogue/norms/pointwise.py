@@ -19,10 +19,10 @@ from normlab.catalogue.norms.affine import NormModule
 from normlab.catalogue.norms.base import AffineNormConfig, register_norm
 from normlab.catalogue.parameters import parameter
 
-Function = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 
 
-def odd(half: Function) -> Function:
+def odd(half: TensorFunction) -> TensorFunction:
     """Return the odd function equal to `half` for x >= 0, with the slope of `half` at 0."""
 
     def both(x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def saturlog(x: Tensor) -> Tensor:
     return log / (1 + log)
 
 
-FUNCTIONS: dict[str, Function] = {
+FUNCTIONS: dict[str, TensorFunction] = {
     "tanh": torch.tanh,
     "erf": torch.erf,
     "arctan": lambda x: torch.atan(x) * (2 / math.pi),
@@ -207,7 +207,7 @@ class DerfConfig(BoundedConfig):
 
 
 class Pointwise(NormModule):
-    def __init__(self, width: int, options: BoundedConfig, function: Function):
+    def __init__(self, width: int, options: BoundedConfig, function: TensorFunction):
         super().__init__(width, options)
         self.function = function
         self.alpha = parameter(torch.tensor(options.alpha), role="scalar")

@@ -19,7 +19,7 @@ ROWS = "row_square"
 """The kind of moment that has one number for each row of a matrix, (n, 1)."""
 
 Number = float | Tensor
-State = list[Tensor]
+TensorList = list[Tensor]
 """One tensor for each parameter: the parameters, their gradients, or a kind of moment."""
 
 
@@ -28,9 +28,9 @@ class Group:
     """Parameters of a single run, and what their update needs."""
 
     names: list[str]
-    params: State
-    grads: State
-    moments: list[State]
+    params: TensorList
+    grads: TensorList
+    moments: list[TensorList]
     """One for each kind of the update's moments."""
     count: Tensor
     """Updates made, with this one."""
@@ -59,7 +59,7 @@ class StackedGroup:
     alive: Tensor
     """Whether to make the update, (R, 1)."""
     names: list[str]
-    views: list[State]
+    views: list[TensorList]
     """The parameters, the gradients and the moments in the buffers, each by parameter, (R, ...)."""
 
     def set(self, buffer: Tensor, values: Tensor) -> None:
@@ -145,12 +145,12 @@ def stacked_lion(options: Lion, group: StackedGroup) -> None:
     group.set(group.params, new)
 
 
-def flat(state: State) -> Tensor:
+def flat(state: TensorList) -> Tensor:
     """Return the numbers of some tensors in one, (N,)."""
     return torch.cat([tensor.flatten() for tensor in state])
 
 
-def unflatten(state: State, values_N: Tensor) -> None:
+def unflatten(state: TensorList, values_N: Tensor) -> None:
     """Write numbers into tensors: the inverse of `flat`."""
     pieces = values_N.split([tensor.numel() for tensor in state])
     torch._foreach_copy_(state, [piece.view_as(tensor) for piece, tensor in zip(pieces, state, strict=True)])
@@ -207,9 +207,9 @@ class Matrices:
     """Matrices of a single run or of stacked runs, and what their update needs."""
 
     names: list[str]
-    params: State
-    grads: State
-    moments: list[State]
+    params: TensorList
+    grads: TensorList
+    moments: list[TensorList]
     alive: Tensor
     """(...R)."""
     lr: float | Tensor
@@ -289,7 +289,7 @@ Unit = tuple[int, ...]
 """The numbers of the parameters that are one matrix for the update."""
 
 
-def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) -> list[tuple[list[Unit], int]]:
+def _units_by_shape(options: Orthogonal, names: Sequence[str], params: TensorList) -> list[tuple[list[Unit], int]]:
     """Return the units of each shape, and the number of heads whose rows are matrices of their own.
 
     A unit is a parameter, or with qkv=together those of q, k and v.
@@ -313,7 +313,7 @@ def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) ->
     return [(units, count) for (_, _, count), units in by_shape.items()]
 
 
-def _stack(state: State, units: Sequence[Unit], heads: int) -> Tensor:
+def _stack(state: TensorList, units: Sequence[Unit], heads: int) -> Tensor:
     """Return the matrices of units, (L, ...R, n, m); with heads L counts them, and n is a head's width."""
     matrices = torch.stack([state[number] for number in itertools.chain(*units)])
     parts = len(units[0])
@@ -325,10 +325,10 @@ def _stack(state: State, units: Sequence[Unit], heads: int) -> Tensor:
     return matrices
 
 
-def _unstack(state: State, units: Sequence[Unit], heads: int, values: Tensor) -> None:
+def _unstack(state: TensorList, units: Sequence[Unit], heads: int, values: Tensor) -> None:
     """Write the matrices of units into their parameters."""
     values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)
-    targets: State = []
+    targets: TensorList = []
     pieces: list[Tensor] = []
     for value, unit in zip(values, units, strict=True):
         targets += [state[number] for number in unit]

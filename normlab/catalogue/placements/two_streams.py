@@ -15,11 +15,11 @@ from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential, TwoNorms
 
-Streams = tuple[Tensor, Tensor]
+StreamPair = tuple[Tensor, Tensor]
 """Two streams, (B, T, D) each. Statistics of the stream are computed on the first."""
 
 
-def duplicate_stream(x_BTD: Tensor) -> Streams:
+def duplicate_stream(x_BTD: Tensor) -> StreamPair:
     """Return (x, copy of x).
 
     With one shared tensor the first block would need a compiled graph of its own.
@@ -30,7 +30,7 @@ def duplicate_stream(x_BTD: Tensor) -> Streams:
 class DuplicateStream(nn.Module):
     """(x, x): both streams start at the embeddings."""
 
-    def forward(self, x_BTD: Tensor) -> Streams:
+    def forward(self, x_BTD: Tensor) -> StreamPair:
         return duplicate_stream(x_BTD)
 
 
@@ -72,7 +72,7 @@ class ResiDualSubLayer(nn.Module):
         super().__init__()
         self.norm = make_norm(width)
 
-    def forward(self, streams: Streams, sublayer: Branch) -> Streams:
+    def forward(self, streams: StreamPair, sublayer: Branch) -> StreamPair:
         x_BTD, y_BTD = streams
         branch_BTD = sublayer(x_BTD)
         # y has no norm in the blocks: through it the gradient of each sub-layer meets only the last norm.
@@ -86,7 +86,7 @@ class ResiDualOutput(nn.Module):
         super().__init__()
         self.norm = make_norm(width)
 
-    def forward(self, streams: Streams) -> Tensor:
+    def forward(self, streams: StreamPair) -> Tensor:
         x_BTD, y_BTD = streams
         return x_BTD + self.norm(y_BTD)
 
@@ -138,7 +138,7 @@ class SiameseSubLayer(nn.Module):
         # A float64 scalar divides a float32 tensor as a float32 number, and a float64 tensor without loss.
         self.register_buffer("root", torch.tensor(math.sqrt(2 * layer), dtype=torch.float64))
 
-    def forward(self, streams: Streams, sublayer: Branch) -> Streams:
+    def forward(self, streams: StreamPair, sublayer: Branch) -> StreamPair:
         x_BTD, y_BTD = streams
         x_BTD = self.x_norm(x_BTD)
         branch_BTD = sublayer(self.in_norm(x_BTD + self.y_norm(y_BTD)))
@@ -154,7 +154,7 @@ class SiameseOutput(nn.Module):
         self.y_norm = make_norm(width)
         self.out_norm = make_norm(width)
 
-    def forward(self, streams: Streams) -> Tensor:
+    def forward(self, streams: StreamPair) -> Tensor:
         x_BTD, y_BTD = streams
         return self.out_norm(self.x_norm(x_BTD) + self.y_norm(y_BTD))
 
@@ -212,7 +212,7 @@ class X0Wiring(TwoNorms):
         self.r = parameter(torch.tensor(interpolate(1.15, 1.05, layer, depth)), role="scalar")
         self.z = parameter(torch.tensor(interpolate(0.20, 0.05, layer, depth)), role="scalar")
 
-    def forward(self, streams: Streams, attn: Branch, mlp: Branch) -> Streams:
+    def forward(self, streams: StreamPair, attn: Branch, mlp: Branch) -> StreamPair:
         x_BTD, x0_BTD = streams
         # Once a block, before its attention, as in nanochat; the MLP reads no x0 of its own.
         x_BTD = self.r * x_BTD + self.z * x0_BTD
@@ -227,7 +227,7 @@ class X0Input(nn.Module):
         super().__init__()
         self.norm = make_norm(width)
 
-    def forward(self, x_BTD: Tensor) -> Streams:
+    def forward(self, x_BTD: Tensor) -> StreamPair:
         return duplicate_stream(self.norm(x_BTD))
 
 
@@ -238,7 +238,7 @@ class X0Output(nn.Module):
         super().__init__()
         self.norm = make_norm(width)
 
-    def forward(self, streams: Streams) -> Tensor:
+    def forward(self, streams: StreamPair) -> Tensor:
         return self.norm(streams[0])
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 
 
-class Column(NamedTuple):
+class StatisticColumn(NamedTuple):
     """The statistic, site and layer of one value of a measured step."""
 
     statistic: str
@@ -26,7 +26,7 @@ class Column(NamedTuple):
     layer: int
 
 
-class Group(NamedTuple):
+class ColumnGroup(NamedTuple):
     """Adjacent columns: one statistic at one site, one value per layer."""
 
     statistic: str
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layout:
     depth: int
-    groups: tuple[Group, ...]
+    groups: tuple[ColumnGroup, ...]
     families: Mapping[str, str]
     """The family of each parameter site: embed, attn, mlp, norm, wiring or head."""
 
@@ -47,16 +47,18 @@ class Layout:
         return sum(len(group.layers) for group in self.groups)
 
     @classmethod
-    def of(cls, columns: Sequence[Column], depth: int, families: Mapping[str, str]) -> tuple[Layout, NDArray[np.intp]]:
+    def of(
+        cls, columns: Sequence[StatisticColumn], depth: int, families: Mapping[str, str]
+    ) -> tuple[Layout, NDArray[np.intp]]:
         """Return the layout of columns in any order, and the permutation that sorts them into it."""
         by_site: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for index, column in enumerate(columns):
             by_site.setdefault((column.statistic, column.site), []).append((column.layer, index))
-        groups: list[Group] = []
+        groups: list[ColumnGroup] = []
         order: list[int] = []
         for (statistic, site), pairs in by_site.items():
             pairs.sort()
-            groups.append(Group(statistic, site, tuple(layer for layer, _ in pairs)))
+            groups.append(ColumnGroup(statistic, site, tuple(layer for layer, _ in pairs)))
             order += [index for _, index in pairs]
         return cls(depth, tuple(groups), dict(families)), np.array(order, dtype=np.intp)
 
@@ -72,13 +74,13 @@ class Layout:
             KeyError, TypeError, ValueError: The tree does not describe a layout.
         """
         depth = int(tree["depth"])
-        groups: list[Group] = []
+        groups: list[ColumnGroup] = []
         for group in tree["groups"]:
             layers = tuple(int(layer) for layer in group["places"])
             # A damaged record must not write outside of the arrays that `Profiles.get` makes.
             if any(not 0 <= layer <= depth + 1 for layer in layers):
                 raise ValueError("a layer that the model does not have")
-            groups.append(Group(str(group["statistic"]), str(group["site"]), layers))
+            groups.append(ColumnGroup(str(group["statistic"]), str(group["site"]), layers))
         families = {str(site): str(family) for site, family in tree["families"].items()}
         return cls(depth, tuple(groups), families)
 

@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 from normlab.base.errors import StatisticsError
 from normlab.catalogue.statistics import derived
 from normlab.catalogue.statistics.profiles import Array, Profiles
-from normlab.catalogue.statistics.statistic import EXTENDED, LARGEST, LAYERS, ONE, PROBE, Statistic
+from normlab.catalogue.statistics.statistic import EXTENDED, LARGEST, LAYERS, ONE, PROBE, StatisticEntry
 
-extended = partial(Statistic, tier=EXTENDED, merge="pass")
-probe = partial(Statistic, tier=PROBE, merge="pass")
-of_gain = partial(Statistic, of="gain", unit="1", merge="step", source="normlab")
+extended = partial(StatisticEntry, tier=EXTENDED, merge="pass")
+probe = partial(StatisticEntry, tier=PROBE, merge="pass")
+of_gain = partial(StatisticEntry, of="gain", unit="1", merge="step", source="normlab")
 of_logits = partial(
-    Statistic,
+    StatisticEntry,
     of="head",
     sent=ONE,
     source="Wortsman et al. 2023, arXiv:2309.14322; z-loss: Chowdhery et al. 2022, arXiv:2204.02311",
 )
 
 
-def quotient(numerator: str, denominator: str, formula: str = "", **fields: Any) -> Statistic:
+def quotient(numerator: str, denominator: str, formula: str = "", **fields: Any) -> StatisticEntry:
     """Return the statistic `numerator / denominator`, site by site."""
-    return Statistic(
+    return StatisticEntry(
         formula=formula or f"{numerator} / {denominator}",
         unit="1",
         merge="derived",
@@ -58,7 +58,7 @@ TENSORS = {"resid": "the residual stream", "attn": "the output of attention", "m
 
 
 # fmt: off
-def sizes(of: str) -> list[Statistic]:
+def sizes(of: str) -> list[StatisticEntry]:
     """Return the statistics of size of the residual stream, or of what a sub-layer adds to it."""
     tensor, is_stream = TENSORS[of], of == "resid"
     # Of a sub-layer's output W&B receives the size only.
@@ -68,27 +68,27 @@ def sizes(of: str) -> list[Statistic]:
         note = " In pre-norm it grows with depth, in post-norm it has the size of the gain."
     return [
         # `rms` merges mean squares of micro-batches and takes the root last, so the value is the mean square.
-        Statistic(
+        StatisticEntry(
             name=f"{of}_rms", title=f"RMS of {tensor}",
             sent=LAYERS, shown=is_stream, of=of, unit="1", merge="rms", value=SIZES["rms"],
             formula="sqrt(mean x^2)",
             question=f"How large is {tensor} in each layer?{note}",
             source="Xiong et al. 2020, arXiv:2002.04745; Kim et al. 2025, arXiv:2502.02732",
         ),
-        Statistic(
+        StatisticEntry(
             name=f"{of}_kurt", title=f"kurtosis of {tensor}",
             sent=sent_of_stream, shown=is_stream, of=of, unit="1", merge="mean", value=SIZES["kurt"],
             formula="mean_N(mean_d x^4 / (mean_d x^2)^2): 3 for a Gaussian, D for a single channel",
             question=f"Do a few channels of a token dominate {tensor}? The moments are around zero.",
             source="after He et al. 2024, arXiv:2405.19279, who compute it over tokens",
         ),
-        Statistic(
+        StatisticEntry(
             name=f"{of}_absmax", title=f"largest absolute value of {tensor}",
             of=of, unit="1", merge="max", value=SIZES["absmax"],
             formula="max |x|", question=f"What is the largest absolute value in {tensor}?",
             source="after Sun et al. 2024, arXiv:2402.17762 (massive activations)",
         ),
-        Statistic(
+        StatisticEntry(
             name=f"{of}_nonfinite", title=f"non-finite share of {tensor}",
             sent=nonfinite_sent, of=of, unit="1", merge="mean",
             value=SIZES["nonfinite"],
@@ -105,7 +105,7 @@ def sizes(of: str) -> list[Statistic]:
     ]
 
 
-def ratio_to_stream(of: str) -> Statistic:
+def ratio_to_stream(of: str) -> StatisticEntry:
     """Return the statistic of the size of a sub-layer's update, relative to the residual stream."""
     return quotient(
         f"{of}_rms", "resid_rms", name=f"{of}_ratio", title=f"relative size of {TENSORS[of]}",
@@ -118,7 +118,7 @@ def ratio_to_stream(of: str) -> Statistic:
 
 ENTRIES = (
     *sizes("resid"),
-    Statistic(
+    StatisticEntry(
         name="resid_uniform", title="uniform component of the residual stream",
         sent=LAYERS, shown=True, of="resid", unit="1", merge="mean", value=lambda x: x.uniform,
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) = D cos^2(x, 1): 1 for a random direction",
@@ -126,7 +126,7 @@ ENTRIES = (
         "keeps?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     ),
-    Statistic(
+    StatisticEntry(
         name="resid_growth", title="growth of the residual stream over depth",
         sent=ONE, of="resid", unit="1/layer", merge="derived", derive=derived.resid_growth,
         needs=("resid_rms",),
@@ -134,7 +134,7 @@ ENTRIES = (
         question="How fast does the residual stream grow with depth?",
         source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
     ),
-    Statistic(  # the step computes it, from the gradient at each tap
+    StatisticEntry(  # the step computes it, from the gradient at each tap
         name="dresid_rms", title="RMS of the stream's gradient",
         sent=LAYERS, shown=True, of="resid", unit="nats", merge="rms",
         formula="N sqrt(mean (dL/dx)^2), L the mean loss of the step's N tokens",
@@ -142,7 +142,7 @@ ENTRIES = (
         "the batch size.",
         source="Xiong et al. 2020, arXiv:2002.04745, section 3",
     ),
-    Statistic(
+    StatisticEntry(
         name="dresid_growth", title="growth of the stream's gradient over depth",
         sent=ONE, of="resid", unit="1/layer", merge="derived", derive=derived.dresid_growth,
         needs=("dresid_rms",),
@@ -186,13 +186,13 @@ ENTRIES = (
         source="after Pennington et al. 2017, arXiv:1711.04735",
     ),
 
-    Statistic(
+    StatisticEntry(
         name="stream_rms", title="RMS of each stream",
         of="streams", unit="1", merge="rms", value=lambda x, total: x.mean_square,
         formula="sqrt(mean x^2) of each stream",
         question="Does the model use all of its streams, or is one much larger than the others?", source="normlab",
     ),
-    Statistic(
+    StatisticEntry(
         name="stream_cos", title="cosine of a stream with the sum of all",
         of="streams", unit="1", merge="mean", value=lambda x, total: x.cosine(total),
         formula="mean_N cos(x, s), s the sum of the streams",
@@ -204,7 +204,7 @@ ENTRIES = (
     *sizes("mlp"),
     ratio_to_stream("mlp"),
 
-    Statistic(
+    StatisticEntry(
         name="adj_cos", title="cosine across a layer",
         sent=LAYERS, shown=True, of="block", unit="1", merge="mean",
         value=lambda x, after: x.cosine(after),
@@ -261,21 +261,21 @@ ENTRIES = (
         question="What share of the MLP's hidden channels is unused?", source="normlab",
     ),
 
-    Statistic(
+    StatisticEntry(
         name="norm_in_rms", title="RMS of a norm's input",
         shown=True, of="norm", unit="1", merge="rms", value=lambda x, y: x.mean_square,
         formula="sqrt(mean x^2) of a norm's input",
         question="Is the input of the norm so small that eps dominates its divisor?",
         source="normlab",
     ),
-    Statistic(
+    StatisticEntry(
         name="norm_in_uniform", title="uniform component of a norm's input",
         of="norm", unit="1", merge="mean", value=lambda x, y: x.uniform,
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) of a norm's input",
         question="How large is the component of the norm's input that LayerNorm removes and RMSNorm keeps?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     ),
-    Statistic(
+    StatisticEntry(
         name="norm_out_rms", title="RMS of a norm's output",
         of="norm", unit="1", merge="rms", value=lambda x, y: y.mean_square,
         formula="sqrt(mean y^2) of a norm's output",
@@ -315,27 +315,27 @@ ENTRIES = (
     ),
 
     # These three have no value of a view: the step has the tensors, and norms of gradients also serve clipping.
-    Statistic(
+    StatisticEntry(
         name="grad_norm", title="gradient norm",
         of="parameter", unit="nats", merge="step",
         formula="|g|_2, before clipping",
         question="Which parameters dominate the norm of the global gradient?",
         source="Composer and OLMo log it",
     ),
-    Statistic(
+    StatisticEntry(
         name="param_norm", title="parameter norm",
         of="parameter", unit="1", merge="step",
         formula="|w|_2, before the update",
         question="Does a weight that a norm makes scale-invariant grow, so that its effective steps shrink?",
         source="van Laarhoven 2017, arXiv:1706.05350",
     ),
-    Statistic(
+    StatisticEntry(
         name="update_norm", title="update norm",
         of="parameter", unit="1", merge="step",
         formula="|w' - w|_2, w' after the update: weight decay and projection included",
         question="How far does a step move the parameter?", source="Composer logs it",
     ),
-    Statistic(
+    StatisticEntry(
         name="grad_share", title="share of the squared gradient norm",
         sent=ONE, shown=True, of="parameter", unit="1", merge="derived",
         derive=derived.gradient_shares,
@@ -364,7 +364,7 @@ ENTRIES = (
         question="How large is the gradient without its noise? The estimate is unbiased and can be negative.",
         source="McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",
     ),
-    Statistic(
+    StatisticEntry(
         name="gns", title="gradient noise scale",
         tier=EXTENDED, of="parameter", unit="examples", merge="derived", derive=derived.noise_scale,
         needs=("gns_trace", "gns_square"), averaged=True,

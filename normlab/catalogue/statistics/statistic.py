@@ -1,4 +1,4 @@
-"""The `Statistic` entry and the values of its fields. `registry.py` holds the entries."""
+"""`StatisticEntry`, and the values of its fields. `registry.py` holds the entries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ layer; or the largest of all layers and sites."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistic:
+class StatisticEntry:
     name: str
     title: str
     """What papers call it, in words; the name is its key in files and commands."""

@@ -23,7 +23,7 @@ from normlab.report.compare.summary_text import Fact, summary_facts
 from normlab.report.figure_axes import short_number
 from normlab.report.figure_points import SERIES, ReadCache
 from normlab.report.runs_table import COLUMNS, row_of
-from normlab.report.tables import Row
+from normlab.report.tables import TableRow
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
 from normlab.store.record import RunEntry, RunRecord
@@ -42,7 +42,7 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
-) -> Row:
+) -> TableRow:
     """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
 
     Raises:
@@ -84,7 +84,7 @@ def page_data(
     }
 
 
-def _notes(table: CellsTable, facts: Sequence[Fact], texts: Sequence[Row]) -> list[str]:
+def _notes(table: CellsTable, facts: Sequence[Fact], texts: Sequence[TableRow]) -> list[str]:
     """Return the definitions of the columns of the cells, and of the numbers of learning rates in the summary."""
     lines: list[str] = []
     if texts:
@@ -139,8 +139,8 @@ def _cost(cells: Sequence[Cell]) -> Fact:
 # Tables
 
 
-def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
-    rows: list[Row] = []
+def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> TableRow:
+    rows: list[TableRow] = []
     for record in records:
         row = row_of(record)
         # The problems of the runs are also warnings of the page.

@@ -13,9 +13,9 @@ from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.report.channels import MAX_PANELS, Channels
 from normlab.report.figure_axes import Axis
 from normlab.report.figure_data import Figure, curve_figure, describe, layout_of
-from normlab.report.figure_layout import Layout, Line, Panel, lines_of
+from normlab.report.figure_layout import FigureLayout, Line, Panel, lines_of
 from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
-from normlab.report.tables import Row
+from normlab.report.tables import TableRow
 from normlab.store.record import RunEntry
 
 MAX_UNFINISHED = 48
@@ -46,11 +46,11 @@ class PageFigures:
     styles: dict[Style, int] = field(default_factory=dict)
     """The number of each style, in the order of the numbers; `values` fills it."""
 
-    def values(self) -> list[Row]:
+    def values(self) -> list[TableRow]:
         """Return the figures that the runs have, as JSON values; a line has the number of its style."""
-        figures: list[Row] = []
+        figures: list[TableRow] = []
         for kind, title in TITLES.items():
-            variants: dict[str, Row] = {}
+            variants: dict[str, TableRow] = {}
             about: dict[str, str] = {}
             caption = ""
             for statistic, figure in self._variants(kind):
@@ -88,7 +88,7 @@ class PageFigures:
                 continue
             yield statistic, figure
 
-    def _choices(self, kind: str, layout: Layout) -> list[str]:
+    def _choices(self, kind: str, layout: FigureLayout) -> list[str]:
         """Return the statistics or curves of a kind of figure, the one that the page shows first."""
         if kind == "layers":
             return _statistics(layout, self.cache)
@@ -99,8 +99,8 @@ class PageFigures:
             return list(dict.fromkeys(["train_loss", *SERIES]))
         return [""]
 
-    def _figure_values(self, figure: Figure) -> Row:
-        panels: list[Row] = []
+    def _figure_values(self, figure: Figure) -> TableRow:
+        panels: list[TableRow] = []
         for panel in figure.panels[:MAX_PANELS]:
             lines = [self._line_values(line, figure) for line in panel.lines]
             panels.append({"title": panel.title, "lines": lines})
@@ -120,7 +120,7 @@ class PageFigures:
         return values
 
 
-def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
+def _statistics(layout: FigureLayout, cache: ReadCache) -> list[str]:
     layers_of: dict[tuple[str, str], int] = {}
     for cell in layout.cells:
         for run in cell.runs_at_best:
@@ -142,7 +142,7 @@ def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     return [*sorted(first, key=FIRST_STATISTICS.index), *others]
 
 
-def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: ReadCache) -> Figure:
+def _unfinished(layout: FigureLayout, series: str, options: Sequence[str], cache: ReadCache) -> Figure:
     """Return a line for each run without an outcome, the first `MAX_UNFINISHED`.
 
     A run that trains is not in the curves of its cell if other runs of the cell have an outcome.
@@ -179,7 +179,7 @@ def _caption(figure: Figure) -> str:
     return text[0].upper() + text[1:]
 
 
-def _axis_values(axis: Axis) -> Row:
+def _axis_values(axis: Axis) -> TableRow:
     low, high = _round(axis.low), _round(axis.high)
     ticks = [[_round(at), text] for at, text in axis.ticks]
     return {"name": axis.name, "low": low, "high": high, "ticks": ticks, "is_log": axis.is_log}
@@ -189,7 +189,7 @@ def _band_values(point: Point) -> list[float]:
     return list(map(_round, (point.x, point.y or 0, point.low or 0, point.high or 0)))
 
 
-def _mark_values(point: Point) -> Row:
+def _mark_values(point: Point) -> TableRow:
     text = f"{point.diverged} of {counted(point.n, 'seed')} diverged"
     if point.y is not None and not point.diverged:
         text = f"{point.y:.4f}{_interval_text(point, '.4f')} (n={point.n})"
@@ -202,7 +202,7 @@ def _mark_values(point: Point) -> Row:
     }  # fmt: skip
 
 
-def _highest_rate_values(point: Point) -> Row:
+def _highest_rate_values(point: Point) -> TableRow:
     text = f"highest rate that trains {point.x:.3g}{_interval_text(point, '.3g')} (n={point.n})"
     return {"x": point.x, "y": point.y, "low": point.low, "high": point.high, "text": text}
 

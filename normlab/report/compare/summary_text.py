@@ -13,7 +13,7 @@ from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cell_differences import resolved_differences
 from normlab.analysis.cells import Cell, reason_cells_not_comparable
 from normlab.analysis.comparability import reason_not_comparable
-from normlab.analysis.factor_tests.rate_tests import Range, Sensitivity
+from normlab.analysis.factor_tests.rate_tests import RateRange, Sensitivity
 from normlab.analysis.intervals import LEVEL, design_of, format_losses
 from normlab.analysis.paired_tests import PairedTest
 from normlab.analysis.phrases import name_some
@@ -156,7 +156,7 @@ def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
 
     Every cell has the numbers that `normlab summarize --test sensitivity` and `range` print.
     """
-    test_of_highest, test_of_s = Range(), Sensitivity()
+    test_of_highest, test_of_s = RateRange(), Sensitivity()
     highest = test_of_highest.of_cells(cells, HIGHEST)
     sensitivities = test_of_s.of_cells(cells, SENSITIVITY)
     # The numbers of a single cell have nothing to be compared with.

@@ -11,7 +11,7 @@ from normlab.base.errors import warn
 from normlab.base.version import __version__
 from normlab.report.compare.data import page_data
 from normlab.report.pages.shell import CHART, check_page, page, write_output
-from normlab.report.tables import Row
+from normlab.report.tables import TableRow
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
 
@@ -42,7 +42,7 @@ class ComparePage:
         if self.output is not None:
             check_page(self.output)
 
-    def data(self, selection: Selection) -> Row:
+    def data(self, selection: Selection) -> TableRow:
         """Return the data of the page.
 
         Raises:
@@ -51,7 +51,7 @@ class ComparePage:
         data = page_data(selection, self.by, self.where, self._channels)
         return data | {"version": __version__, "written": time.time(), "command": self._command}
 
-    def html(self, data: Row) -> str:
+    def html(self, data: TableRow) -> str:
         body = (ASSETS / "body.html").read_text(encoding="utf-8")
         assets = [*CHART, ASSETS / "compare.css", ASSETS / "compare.js"]
         return page(data["title"], body, data, assets)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normlab.catalogue.norms.affine import Affine
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.catalogue.statistics.registry import NEEDS_PARAMETER_COPY, STATISTICS
 from normlab.model.gpt import GPT
 from normlab.model.instrument import InstrumentedNorm, norm_site, select
@@ -24,13 +24,13 @@ from normlab.system.ranks import Ranks
 
 
 class Measurement(NamedTuple):
-    columns: tuple[Column, ...]
+    columns: tuple[StatisticColumn, ...]
     values: Tensor
     """(K, ...R) for K columns and R stacked runs, on the device."""
 
 
 class _Order(NamedTuple):
-    columns: tuple[Column, ...]
+    columns: tuple[StatisticColumn, ...]
     """Those that merge by maximum, then by mean, then the means of squares."""
     maxima: int
     means: int
@@ -43,7 +43,7 @@ class _Gains(NamedTuple):
     """The names of the parameters."""
     has_offset: list[bool]
     """Whether the norm multiplies by 1 + gain."""
-    columns: dict[str, tuple[Column, ...]]
+    columns: dict[str, tuple[StatisticColumn, ...]]
     """By statistic."""
 
 
@@ -55,11 +55,11 @@ class CoreStatistics:
         self.selection = select(names)
         self.taps = "dresid_rms" in names
         """Whether the stream's gradient is needed."""
-        self._orders: dict[tuple[Column, ...], _Order] = {}
+        self._orders: dict[tuple[StatisticColumn, ...], _Order] = {}
         self._copies: dict[str, Tensor] | None = None
         """The parameters before the update, always in the same memory: on a CPU, new memory costs page faults."""
         depth = len(runner.model.blocks)
-        self._parameter_columns: dict[str, tuple[Column, ...]] = {}
+        self._parameter_columns: dict[str, tuple[StatisticColumn, ...]] = {}
         for statistic in ("grad_norm", "param_norm", "update_norm"):
             columns = [parameter_column(name, depth, statistic) for name in runner.params]
             self._parameter_columns[statistic] = tuple(columns)
@@ -67,7 +67,11 @@ class CoreStatistics:
 
     @torch.no_grad()
     def of_micro_batch(
-        self, statistics: Mapping[Column, Tensor], tap_grads: Sequence[Tensor], tokens: int, scale: Tensor | None = None
+        self,
+        statistics: Mapping[StatisticColumn, Tensor],
+        tap_grads: Sequence[Tensor],
+        tokens: int,
+        scale: Tensor | None = None,
     ) -> Measurement:
         """Return the statistics of one micro-batch: of the segments, and mean squares of the gradients at the taps.
 
@@ -89,7 +93,7 @@ class CoreStatistics:
                 norms = norms / scale
             squares = norms.square() * (tokens**2 / grads[0].shape[-1])
             for layer, row in enumerate(squares.unbind(), start=1):
-                rows[Column("dresid_rms", "", layer)] = row
+                rows[StatisticColumn("dresid_rms", "", layer)] = row
         order = self._order(tuple(rows))
         return Measurement(order.columns, self._stack([rows[column] for column in order.columns]))
 
@@ -135,7 +139,7 @@ class CoreStatistics:
 
         # One vector; statistics of the parameters alone keep the dtype of these.
         dtype = values.dtype if columns else parts[-1].values.dtype
-        all_columns: list[Column] = []
+        all_columns: list[StatisticColumn] = []
         for part in parts:
             all_columns += part.columns
         return Measurement(tuple(all_columns), torch.cat([part.values.to(dtype) for part in parts]))
@@ -163,10 +167,10 @@ class CoreStatistics:
             for name, value in statistics:
                 yield Measurement(gains.columns[name], value(view))
 
-    def _order(self, columns: tuple[Column, ...]) -> _Order:
+    def _order(self, columns: tuple[StatisticColumn, ...]) -> _Order:
         """Return the order of the statistics of a micro-batch; sorted once."""
         if columns not in self._orders:
-            by_merge: dict[str, list[Column]] = {"max": [], "mean": [], "rms": []}
+            by_merge: dict[str, list[StatisticColumn]] = {"max": [], "mean": [], "rms": []}
             # By the registry, so that the order does not depend on which tensors were stacked.
             names = list(STATISTICS)
             for column in sorted(
@@ -181,25 +185,25 @@ class CoreStatistics:
 
 def _gains_of(model: GPT, statistics: Collection[str]) -> list[_Gains]:
     """Return the gains of all norms of a model, those of each width together."""
-    by_width: dict[int, list[tuple[Column, str, bool]]] = {}
+    by_width: dict[int, list[tuple[StatisticColumn, str, bool]]] = {}
     for layer, (prefix, segment) in enumerate(model.segments()):
         for name, module in segment.named_modules():
             if isinstance(module, Affine) and module.gain is not None:
-                column = Column("", norm_site(name.removesuffix("affine").strip(".")), layer)
+                column = StatisticColumn("", norm_site(name.removesuffix("affine").strip(".")), layer)
                 gain = column, f"{prefix}{name}.gain", module.unit_offset
                 by_width.setdefault(module.gain.shape[-1], []).append(gain)
 
     gains: list[_Gains] = []
     for of_width in by_width.values():
         columns, names, has_offset = zip(*of_width, strict=True)
-        by_statistic: dict[str, tuple[Column, ...]] = {}
+        by_statistic: dict[str, tuple[StatisticColumn, ...]] = {}
         for statistic in statistics:
             by_statistic[statistic] = tuple(column._replace(statistic=statistic) for column in columns)
         gains.append(_Gains(list(names), list(has_offset), by_statistic))
     return gains
 
 
-def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
+def parameter_column(name: str, depth: int, statistic: str = "") -> StatisticColumn:
     """Return the column of a parameter's statistic.
 
     The site is the parameter's name in its block or in the model.
@@ -207,9 +211,9 @@ def parameter_column(name: str, depth: int, statistic: str = "") -> Column:
     segment, _, in_segment = name.partition(".")
     if segment == "blocks":
         layer, _, site = in_segment.partition(".")
-        return Column(statistic, site, int(layer) + 1)
+        return StatisticColumn(statistic, site, int(layer) + 1)
     # The embeddings are layer 0, and the head is the one after the blocks.
-    return Column(statistic, name, 0 if segment == "embed" else depth + 1)
+    return StatisticColumn(statistic, name, 0 if segment == "embed" else depth + 1)
 
 
 def parameter_families(model: GPT) -> dict[str, str]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.catalogue.optimizers.options import OptimConfig
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.catalogue.statistics.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.data.batches import send
 from normlab.model.instrument import select
@@ -87,7 +87,7 @@ class ExtendedPass:
             return Measurement((), torch.zeros(0, device=self.tokens_BT.device))
         return Measurement(tuple(values), torch.stack([*values.values()]))
 
-    def _gradient_statistics(self) -> dict[Column, Tensor]:
+    def _gradient_statistics(self) -> dict[StatisticColumn, Tensor]:
         if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
             return {}
         runs, params, depth = self.runner.run_shape, self.runner.params, len(self.runner.model.blocks)
@@ -113,7 +113,7 @@ class ExtendedPass:
 
         # The angle between each matrix and its gradient.
         norms = torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in sums])
-        values: dict[Column, Tensor] = {}
+        values: dict[StatisticColumn, Tensor] = {}
         for (name, p), g, norm in zip(params.items(), sums, norms, strict=True):
             if p.dim() >= 2 + len(runs):
                 w = p.detach().reshape(*runs, -1)
@@ -143,11 +143,11 @@ class ExtendedPass:
         for tokens_CT, targets_CT in zip(self.tokens_BT.split(size), self.targets_BT.split(size), strict=True):
             yield tokens_CT[:, None], targets_CT[:, None]
 
-    def _adam_statistics(self) -> dict[Column, Tensor]:
+    def _adam_statistics(self) -> dict[StatisticColumn, Tensor]:
         if not self.names & set(ADAM_STATISTICS):
             return {}
         lead, depth = len(self.runner.run_shape), len(self.runner.model.blocks)
-        values: dict[Column, Tensor] = {}
+        values: dict[StatisticColumn, Tensor] = {}
         constants = [of_run.adam_constants or (0.0, 0.0, 0.0) for of_run in self.options]
         numbers = send(torch.tensor(constants, dtype=torch.float64).T, self.tokens_BT.device)
         numbers[:2] = 1 - numbers[:2] ** self.optimizer.count  # not of the steps: some make no update in float16

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.catalogue.optimizers.options import OptimConfig
-from normlab.catalogue.statistics.profiles import Column
+from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT
 from normlab.model.instrument import main_stream, tap
@@ -60,7 +60,7 @@ class Probe:
     """Adam's sqrt(v^) + eps by parameter; None leaves `sharpness_pre` out."""
 
     def __call__(self) -> Measurement:
-        values: dict[Column, Tensor] = {}
+        values: dict[StatisticColumn, Tensor] = {}
         training = self.model.training
         self.model.eval()
         try:
@@ -93,25 +93,25 @@ class Probe:
             streams.append(block(streams[-1]))
         return streams
 
-    def _layer_drop(self, streams: list[Any]) -> dict[Column, Tensor]:
-        full_loss, values = self._loss(streams[-1]), dict[Column, Tensor]()
+    def _layer_drop(self, streams: list[Any]) -> dict[StatisticColumn, Tensor]:
+        full_loss, values = self._loss(streams[-1]), dict[StatisticColumn, Tensor]()
         for layer, stream in enumerate(streams[:-1], start=1):
             for block in self.model.blocks[layer:]:
                 stream = block(stream)
-            values[Column("layer_drop", "", layer)] = self._loss(stream) - full_loss
+            values[StatisticColumn("layer_drop", "", layer)] = self._loss(stream) - full_loss
         return values
 
-    def _angular(self, streams: list[Any]) -> dict[Column, Tensor]:
+    def _angular(self, streams: list[Any]) -> dict[StatisticColumn, Tensor]:
         units = [F.normalize(main_stream(stream).double(), dim=-1) for stream in streams]
-        values: dict[Column, Tensor] = {}
+        values: dict[StatisticColumn, Tensor] = {}
         for distance in range(1, len(units)):
             for layer, (a, b) in enumerate(zip(units, units[distance:], strict=False), start=1):
                 cosine = (a * b).sum(-1).clamp(-1, 1)
-                values[Column("angular", str(distance), layer)] = cosine.arccos().mean() / math.pi
+                values[StatisticColumn("angular", str(distance), layer)] = cosine.arccos().mean() / math.pi
         return values
 
-    def _erank(self, streams: list[Any]) -> dict[Column, Tensor]:
-        values: dict[Column, Tensor] = {}
+    def _erank(self, streams: list[Any]) -> dict[StatisticColumn, Tensor]:
+        values: dict[StatisticColumn, Tensor] = {}
         for layer, stream in enumerate(streams, start=1):
             tokens_ND = main_stream(stream).flatten(0, -2).double()
             centred_ND = tokens_ND - tokens_ND.mean(0)
@@ -120,10 +120,10 @@ class Probe:
                 squares = torch.linalg.svdvals(centred_ND).square()
                 total = squares.sum().clamp(min=torch.finfo(squares.dtype).tiny)
                 erank = torch.special.entr(squares / total).sum().exp()
-            values[Column("erank", "", layer)] = erank
+            values[StatisticColumn("erank", "", layer)] = erank
         return values
 
-    def _jacobian_gain(self) -> dict[Column, Tensor]:
+    def _jacobian_gain(self) -> dict[StatisticColumn, Tensor]:
         stream, inputs = self.model.embed(self.tokens_BT), list[Tensor]()
         for block in self.model.blocks:
             stream, tapped = tap(stream)
@@ -138,11 +138,11 @@ class Probe:
             square = v_BTD.square().sum()
             # With Gaussian v, the mean of |J^T v|^2 / |v|^2 is that of the squared singular values.
             gains += torch.stack([(g.square().sum() / square).double().cpu() for g in grads]) / JACOBIAN_VECTORS
-        return {Column("jac_gain", "", layer): gain for layer, gain in enumerate(gains, start=1)}
+        return {StatisticColumn("jac_gain", "", layer): gain for layer, gain in enumerate(gains, start=1)}
 
     @torch.no_grad()
-    def _matrix_norms(self) -> dict[Column, Tensor]:
-        values, depth = dict[Column, Tensor](), len(self.model.blocks)
+    def _matrix_norms(self) -> dict[StatisticColumn, Tensor]:
+        values, depth = dict[StatisticColumn, Tensor](), len(self.model.blocks)
         for name, p in self.model.named_parameters():
             if p.dim() == 2 and self.names & {"spec_norm", "stable_rank"}:
                 norm = torch.tensor(math.nan)
@@ -153,7 +153,7 @@ class Probe:
                 values[parameter_column(name, depth, "stable_rank")] = stable_rank
         return {column: value for column, value in values.items() if column.statistic in self.names}
 
-    def _sharpness(self) -> dict[Column, Tensor]:
+    def _sharpness(self) -> dict[StatisticColumn, Tensor]:
         preconditioners: dict[str, Mapping[str, Tensor] | None] = {"sharpness": None}
         if self.preconditioner is not None:
             preconditioners["sharpness_pre"] = self.preconditioner
@@ -164,7 +164,7 @@ class Probe:
         params: Vector = list(named.values())
         loss = self._loss(self._streams()[-1])
         grads = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
-        values: dict[Column, Tensor] = {}
+        values: dict[StatisticColumn, Tensor] = {}
         for name in names:
             # With P = diag(preconditioner), that of P^-1/2 H P^-1/2: a symmetric operator, with the eigenvalues of
             # P^-1 H.
@@ -178,7 +178,9 @@ class Probe:
                 v = list(torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True))
                 return _scaled(v, scale)
 
-            values[Column(name, "", len(self.model.blocks) + 1)] = torch.tensor(largest_eigenvalue(product, params))
+            values[StatisticColumn(name, "", len(self.model.blocks) + 1)] = torch.tensor(
+                largest_eigenvalue(product, params)
+            )
         return values
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.base.errors import notify, warn
 from normlab.catalogue.optimizers.options import OptimConfig
-from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Layout, Profiles, StatisticColumn
 from normlab.catalogue.statistics.registry import UPDATE_STATISTICS
 from normlab.catalogue.statistics.statistic import CORE, EXTENDED, PROBE
 from normlab.config.schema import RunConfig
@@ -42,7 +42,7 @@ class StatisticsSchedule:
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
     _probe_steps: frozenset[int] = field(init=False)
-    _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
+    _layouts: dict[tuple[StatisticColumn, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
     """The layout of each set of columns, and the permutation into it."""
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class StatisticsSchedule:
             return None
         return self._extended
 
-    def profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
+    def profiles(self, step: int, columns: tuple[StatisticColumn, ...], values: Any) -> Profiles:
         """Return the values of a run, (K,), on the host, in the order of their layout."""
         if columns not in self._layouts:
             families = parameter_families(self.runner.model)

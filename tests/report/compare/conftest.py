@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.catalogue.statistics.profiles import Column, Layout, Profiles
+from normlab.catalogue.statistics.profiles import Layout, Profiles, StatisticColumn
 from normlab.store.runs import RunFolder
 
 
 def layout(depth: int) -> Layout:
     """Columns of the residual stream, a norm at two sites, and one matrix."""
-    columns = [Column("resid_rms", "", place) for place in range(1, depth + 2)]
-    columns += [Column("attn_rms", "", place) for place in range(1, depth + 1)]
-    columns += [Column("norm_in_rms", site, at) for site in ("attn.in", "mlp.in") for at in range(1, depth + 1)]
-    columns += [Column("update_norm", "mlp.up", place) for place in range(1, depth + 1)]
-    columns += [Column("param_norm", "mlp.up", place) for place in range(1, depth + 1)]
-    columns += [Column("grad_norm", "mlp.up", place) for place in range(1, depth + 1)]
+    columns = [StatisticColumn("resid_rms", "", place) for place in range(1, depth + 2)]
+    columns += [StatisticColumn("attn_rms", "", place) for place in range(1, depth + 1)]
+    columns += [
+        StatisticColumn("norm_in_rms", site, at) for site in ("attn.in", "mlp.in") for at in range(1, depth + 1)
+    ]
+    columns += [StatisticColumn("update_norm", "mlp.up", place) for place in range(1, depth + 1)]
+    columns += [StatisticColumn("param_norm", "mlp.up", place) for place in range(1, depth + 1)]
+    columns += [StatisticColumn("grad_norm", "mlp.up", place) for place in range(1, depth + 1)]
     return Layout.of(columns, depth, {"mlp.up": "mlp"})[0]
 
 

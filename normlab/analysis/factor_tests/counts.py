@@ -29,7 +29,7 @@ class Counts(FactorTest):
 
     name = "counts"
     summary = (
-        "Fisher's exact test of the number of runs that diverged, are stuck or regressed (outcomes: see the README)"
+        "Fisher's exact test of the number of runs that diverged, are stuck or regressed (outcomes: see docs/read-results.md)"
     )
 
     def rows(self, question: Question) -> Iterator[TestRow]:

@@ -1,4 +1,4 @@
-"""The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
+"""The optimisers: their options, and what other modules must know of them. `updates.py` has their updates."""
 
 import dataclasses
 from dataclasses import dataclass, field, replace

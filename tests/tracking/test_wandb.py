@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,18 @@ pytestmark = pytest.mark.network
 ALL_STEPS = list(range(61))
 SYNC = ("sync", "results")
 SLOW = ("train.steps=3000", "eval.every=500", "train.checkpoint_every=100", "stats.every=500")
+
+
+def start_and_pause(home: Path, server: Server) -> subprocess.Popen[str]:
+    """Start a slow run, stop its process in the middle, and wait until the server has some of its steps.
+
+    On a busy machine the run would end before W&B has started, and a test would interrupt nothing.
+    """
+    process = start(home, server, "train", *overrides_of(home, *SLOW))
+    wait_for(lambda: any(path.stat().st_size > 50_000 for path in home.glob("results/runs/*/metrics.jsonl")))
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: any(len(run.rows) > 150 for run in server.runs.values()))
+    return process
 
 
 def folder_of(home: Path) -> RunFolder:
@@ -92,10 +105,10 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
 
 @pytest.mark.process
 def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
-    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
-    wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+    process = start_and_pause(tmp_path, server)
     for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     path = folder_of(tmp_path).path
@@ -112,13 +125,13 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
 @pytest.mark.process
 def test_a_process_of_wandb_that_is_killed(server: Server, tmp_path: Path) -> None:
     """The follower starts another one and continues, as after a lack of memory."""
-    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
-    wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+    process = start_and_pause(tmp_path, server)
     (follower,) = followers(tmp_path)
     started = children_of(follower)
     for pid in started:
         os.kill(pid, signal.SIGKILL)
     assert started
+    process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     wait_for_no_follower(tmp_path)
@@ -128,8 +141,7 @@ def test_a_process_of_wandb_that_is_killed(server: Server, tmp_path: Path) -> No
 @pytest.mark.process
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path, at_once: bool) -> None:
-    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
-    wait_for(lambda: any(len(run.rows) > 150 for run in server.runs.values()))
+    process = start_and_pause(tmp_path, server)
     process.kill()
     process.communicate()
     run = next(iter(server.runs.values()))
@@ -155,11 +167,13 @@ def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path, at_onc
 )
 def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when: str, outage_s: int) -> None:
     server.is_dead = when == "before"
-    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
     if when == "during":
-        wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+        process = start_and_pause(tmp_path, server)
         server.is_dead = True
-    wait_for(lambda: any(path.stat().st_size > 50_000 for path in tmp_path.glob("results/runs/*/metrics.jsonl")))
+        process.send_signal(signal.SIGCONT)
+    else:
+        process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+        wait_for(lambda: any(path.stat().st_size > 50_000 for path in tmp_path.glob("results/runs/*/metrics.jsonl")))
     time.sleep(outage_s)
     server.is_dead = False
     _, err = process.communicate(timeout=300)

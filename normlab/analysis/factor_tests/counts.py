@@ -28,7 +28,7 @@ class Counts(FactorTest):
     """Fisher's exact test that two cells have the same share of bad outcomes, over all their learning rates."""
 
     name = "counts"
-    summary = "Fisher's exact test of the number of runs that diverged, are stuck or regressed (outcomes: see docs/read-results.md)"
+    summary = "Fisher's exact test of how many runs diverged, are stuck or regressed (see docs/read-results.md)"
 
     def rows(self, question: Question) -> Iterator[TestRow]:
         for factor in question.compared_factors:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from synthetic_runs import Record
 
@@ -16,6 +17,7 @@ from normlab.cli.app import echo, show_progress
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.format import with_checksum
+from normlab.store.run_json import Run
 from normlab.store.runs import RunFolder
 from normlab.studies.base import AtLeast, Claim, Study
 from normlab.studies.estimate import Estimate
@@ -161,9 +163,8 @@ def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (echo, warn, notify, show_progress):
         line(TEXT)
     config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}}
-    texts = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": {"name": TEXT}}
-    run = merged(Record().run(), texts | {"resolved": {"device": TEXT}})
-    Console().start(run, 0)
+    texts = {"name": TEXT, "config": config, "corpus": {"name": TEXT}, "resolved": {"device": TEXT}}
+    Console().start(msgspec.convert(merged(Record().run(), texts), Run), 0)
     captured = capsys.readouterr()
     assert_shown(captured.out + captured.err)
 

@@ -76,8 +76,8 @@ def _recorded_part(tree: Mapping[str, Any], kind: type[T]) -> T:
     """Return a norm or a placement in a record, with the options of its own as attributes."""
     part = msgspec.convert(tree, kind)
     for name, value in tree.items():
-        # The record may be a stranger's, and must not replace a method.
-        if not hasattr(part, name):
+        # The record may be a stranger's: it must not replace a method, nor have a property computed.
+        if not hasattr(kind, name):
             setattr(part, name, value)
     return part
 

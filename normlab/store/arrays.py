@@ -68,9 +68,8 @@ class Part:
         """Return the intact rows in the content of the file, or in some of its rows, and the number of damaged rows."""
         rows, intact = self._rows(content)
         intact_rows = rows[intact]
-        return Profiles(self.layout, intact_rows["step"].astype(np.int64), intact_rows["values"]), len(rows) - len(
-            intact_rows
-        )
+        profiles = Profiles(self.layout, intact_rows["step"].astype(np.int64), intact_rows["values"])
+        return profiles, len(rows) - len(intact_rows)
 
     def has_torn_row(self) -> bool:
         return len(read_bytes(self.file.path)) % row_type(self.layout.width).itemsize > 0

@@ -155,7 +155,7 @@ class Run:
     flops_per_token: float
     """Of the forward and the backward pass."""
     warnings: list[str] = field(default_factory=list)
-    """What the run was started with although it is known to be doubtful."""
+    """What its start warned of."""
     norm: NormFacts
     versions: dict[str, str]
     """Versions of normlab, Python and the libraries."""

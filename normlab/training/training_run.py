@@ -58,7 +58,7 @@ class TrainingRun:
     config: RunConfig
     folder: RunFolder
 
-    # What the run is. Only rank 0 has these three, in this order.
+    # What the run is: a start sets these one after the other. Only rank 0 has them, since only it writes.
     identity: Identity = field(init=False)
     described: Run = field(init=False)
     """The run.json that a start today writes; since the model is built."""

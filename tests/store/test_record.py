@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,6 +12,8 @@ import pytest
 from synthetic_runs import Record
 
 from normlab.analysis import settings
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.placements.base import Placement
 from normlab.config.recorded import config_from_record
 from normlab.store.format import DAMAGED, KILLED, RUNNING, with_checksum
 from normlab.store.record import RunRecord, flatten
@@ -109,10 +111,19 @@ def test_a_wrong_field_of_run_json_is_damage(path: str, value: Any, tmp_path: Pa
 
 def test_the_options_of_a_norm_of_its_own_are_read_without_its_class(tmp_path: Path) -> None:
     run = run_json()
-    run["config"]["norm"] |= {"eps": 1e-3, "of_a_plugin": [1, 2], "is_identity": "hostile"}
+    run["config"]["norm"] |= {"eps": 1e-3, "of_a_plugin": [1, 2]}
     record = RunRecord.load(write(tmp_path / "abc", run))
     norm: Any = record.config.norm
-    assert (norm.eps, norm.of_a_plugin, norm.is_identity) == (1e-3, [1, 2], False)
+    assert (norm.eps, norm.of_a_plugin) == (1e-3, [1, 2])
+
+
+def test_the_options_of_a_stranger_replace_no_method(tmp_path: Path) -> None:
+    run = run_json()
+    for group, kind in (("norm", NormConfig), ("placement", Placement)):
+        options = {field.name for field in fields(kind)}
+        run["config"][group] |= dict.fromkeys(set(dir(kind)) - options, "hostile")
+    config = RunRecord.load(write(tmp_path / "abc", run)).config
+    assert not {"hostile"} & {*vars(config.norm).values(), *vars(config.placement).values()}
 
 
 @pytest.mark.parametrize("name", [name for name in run_json() if name not in ("pack", "parameters", "warnings")])

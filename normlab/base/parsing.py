@@ -11,8 +11,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 MOST_DIGITS = 18
 """The most digits of a whole number in a text: int64 holds every such number."""
 
@@ -116,6 +114,8 @@ def from_json(content: bytes) -> dict[str, Any]:
 
 def key_of(tree: dict[str, Any]) -> bytes:
     """Return the JSON of an object of plain values, which differs if a value or its type does: a key of a cache."""
+    import msgspec  # every command imports this file, and its help needs no msgspec
+
     try:
         return msgspec.json.encode(tree)
     except UnicodeEncodeError:

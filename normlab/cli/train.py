@@ -68,10 +68,12 @@ def train_one(config: RunConfig, settings: RuntimeSettings) -> int:
     """Train one run, print its outcome, and return the exit code."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
+    from normlab.system.process_memory import freeze_imported
     from normlab.tracking.background import wait_for_followers
     from normlab.training.signals import interruptible_start
     from normlab.training.start import train
 
+    freeze_imported()
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
         with interruptible_start():

@@ -94,17 +94,19 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[RunOverrides, list[str]]]:
 
     The last option varies fastest, and the arm slowest.
     """
-    by_arm, shared = arms.read_arms(overrides)
+    texts_by_arm, shared_texts = arms.read_arms(overrides)
+    shared = list(map(read, shared_texts))
+    by_arm = {name: list(map(read, texts)) for name, texts in texts_by_arm.items()}
     keys_by_arm: list[set[str]] = []
-    for texts in by_arm.values():
-        keys_by_arm.append({read(text).get_key_element() for text in texts})
-    for override in map(read, shared):
+    for arm in by_arm.values():
+        keys_by_arm.append({override.get_key_element() for override in arm})
+    for override in shared:
         if override.is_sweep_override() and all(override.get_key_element() in keys for keys in keys_by_arm):
             raise ConfigError(f"{override.input_line}: every arm sets this option too; leave one of them out")
     count = 0
     # Each arm may be small enough, and all of them together too many.
-    for name, texts in by_arm.items():
-        for job, varied in _jobs_of_arm([*shared, *texts]):
+    for name, arm in by_arm.items():
+        for job, varied in _jobs_of_arm([*shared, *arm]):
             count += 1
             if count > MOST_RUNS:
                 raise ConfigError(f"arm={name}: the arms make a grid of more than {MOST_RUNS} runs; sweep fewer")
@@ -113,9 +115,9 @@ def jobs(overrides: Sequence[str]) -> Iterator[tuple[RunOverrides, list[str]]]:
             yield job, varied
 
 
-def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[RunOverrides, list[str]]]:
+def _jobs_of_arm(overrides: Sequence[Override]) -> Iterator[tuple[RunOverrides, list[str]]]:
     choices: dict[str, list[Override]] = {}
-    for override in map(read, overrides):
+    for override in overrides:
         key = override.get_key_element()
         # A later override of an option replaces an earlier one, also that of all arms.
         choices[key] = [override]

@@ -76,6 +76,7 @@ class Worker:
         import torch
 
         from normlab.sweeps.packs import pack_key
+        from normlab.system.process_memory import freeze_imported
         from normlab.tracking.background import wait_for_followers
         from normlab.training import start as training
         from normlab.training.machine import NO_GPU, resolve_device
@@ -83,6 +84,7 @@ class Worker:
         # A pack must have the bits that it has in a new process.
         if self._seed is None:
             self._seed = torch.initial_seed()
+            freeze_imported()
         torch.manual_seed(self._seed)
         plan = read_plan(self._folder)
         runs = plan.runs_of(plan.pack_of(number))
@@ -136,9 +138,6 @@ class Worker:
         except RuntimeError:
             # The GPU has failed since.
             return False
-        # Later collections need not visit the libraries, which takes as long as twenty steps.
-        if not gc.get_freeze_count():
-            gc.freeze()
         return True
 
 

@@ -54,7 +54,7 @@ FUNCTIONS = {
     "width": ("depth",), "layer": ("depth",),
 }  # fmt: skip
 """Names of functions and sizes, and their replacements."""
-IDEMPOTENT = ("tuple", "set", "frozenset", "float", "odd", "unit")
+IDEMPOTENT = ("tuple", "set", "frozenset", "float", "odd", "unit", "parameter")
 """Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""

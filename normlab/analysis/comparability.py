@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 
 from normlab.analysis.settings import (
     ARM,
+    NUMERICS,
     differing_settings,
     is_config_option,
     setting,
@@ -70,12 +71,15 @@ class Difference:
     values: Sequence[str]
 
     def __str__(self) -> str:
-        """Return the name and the values: `model.depth 4 and 8`."""
+        """Return the name and the values: `model.depth 4 and 8`, `numerics (attention: eager and flash_attention)`."""
         values = list(self.values[:MAX_VALUES])
         if len(self.values) > MAX_VALUES:
             values.append(f"{len(self.values) - MAX_VALUES} more")
         *first, last = values
-        return f"{self.name} {', '.join(first)} and {last}"
+        text = f"{', '.join(first)} and {last}"
+        if self.name.startswith(NUMERICS):
+            return f"{self.name.removesuffix(')')}: {text})"
+        return f"{self.name} {text}"
 
 
 def names_of(differences: Iterable[Difference]) -> list[str]:

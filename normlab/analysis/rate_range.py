@@ -191,15 +191,15 @@ class RateNumber:
 
 SENSITIVITY = RateNumber(
     "S", "nats/token",
-    "S: for each seed the mean over the learning rates of min(loss, ln V), minus its lowest loss in the cell, or in "
-    "any cell if it has learned at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid; its "
-    "interval is cut at 0, the lowest possible S",
+    "S: for each seed the mean over the learning rates of min(loss, ln V), where V is the vocabulary size, minus its "
+    "lowest loss in the cell (in any cell if the seed has learned at no rate of this one); it depends on the grid; its "
+    "interval is cut at 0, the lowest possible S (Wortsman et al. 2023, arXiv:2309.14322)",
     sensitivity, least=0.0,
 )  # fmt: skip
 HIGHEST = RateNumber(
     "highest rate", "learning rate",
     f"highest rate: for each seed the highest learning rate whose loss is within {NEAR} nats/token of its lowest loss "
-    "in the cell, interpolated in ln rate; one step below the grid if it has learned at no rate",
+    "in the cell, interpolated in ln rate; one step below the grid for a seed that has learned at no rate",
     log_highest_rate, is_log=True, is_open=reaches_top,
 )  # fmt: skip
 WIDTH = RateNumber(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.columns import Column
-from normlab.analysis.contrasts import pool_notes
+from normlab.analysis.comparability import MAX_VALUES
+from normlab.analysis.contrasts import POOLED, pool_notes
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design
 from normlab.analysis.settings import format_setting
@@ -152,13 +153,14 @@ def _selection_notes(cells: Sequence[Cell]) -> list[str]:
         count = f"{smallest}"
     return [
         f"best lr: the best of {count} learning rates, selected on this same loss, so the loss is optimistic; a "
-        "learning rate with a diverged seed is selected only if every learning rate has one"
+        "rate at which a seed diverged is selected only if a seed diverged at every rate"
     ]
 
 
 def _comparison_notes(cells: Sequence[Cell]) -> list[str]:
     """Return what the comparisons with the baseline are."""
     methods: list[str] = []
+    pooled: list[str] = []
     tests = 0
     for cell in cells:
         if cell.comparison is None:
@@ -167,9 +169,19 @@ def _comparison_notes(cells: Sequence[Cell]) -> list[str]:
         tests = cell.comparison.tests
         if cell.comparison.test is not None:
             methods.append(cell.comparison.test.test)
+            if methods[-1].startswith(POOLED):
+                pooled.append(cell.label)
+    method = "of a paired t test"
+    if pooled:
+        which = "; ".join(pooled)
+        if len(pooled) > MAX_VALUES:
+            which = f"{len(pooled)} of {counted(len(methods), 'comparison')}"
+        method = f"of a pooled t test for {which}, else of a paired t test"
+        if len(pooled) == len(methods):
+            method = "of a pooled t test"
     return [
         "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
-        "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
+        f"p: two-sided, {method}, or of an exact signed-rank test if a run of a pair diverged (a diverged "
         f"run ranks worst); corrected by Holm's method for {counted(tests, 'comparison')}, of all "
         "cells with their baselines",
         *pool_notes(methods),

@@ -29,7 +29,10 @@ def other_init_rules(runs: Iterable[ConfiguredRun]) -> Iterator[str]:
         names_by_rules.setdefault(", ".join(init_rules), []).append(name)
     if len(names_by_rules) > 1:
         texts = "; ".join(f"{init_rules} ({', '.join(names)})" for init_rules, names in names_by_rules.items())
-        yield f"the {kind} also differ in their init rules: {texts}; init=... gives all of them one"
+        yield (
+            f"the {kind} also differ in their init rules: {texts}; init=NAME gives all of them the same one "
+            "(normlab list init)"
+        )
 
 
 def equal_functions(runs: Iterable[ConfiguredRun]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def test_mixed_settings_are_a_warning(make, tmp_path):
     make("rmsnorm", 1e-3, 1, 2.0, depth=8, placement="post", run=other | gpu)
     mixtures = {
         "model.depth 4 and 8", "placement post and pre", "corpus files ffffffff and stdlib aaaaaaaa",
-        "precision bf16 and fp32", "numerics (compile) off and on", "device cpu and cuda H200",
+        "precision bf16 and fp32", "numerics (compile: off and on)", "device cpu and cuda H200",
     }  # fmt: skip
     (row,) = rows(tmp_path).values()
     assert {f"runs in one cell differ in {mixture}" for mixture in mixtures} <= set(row["warnings"])

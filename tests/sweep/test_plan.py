@@ -97,7 +97,7 @@ def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep])
 
 
 def test_placements_with_other_init_rules_are_named(plan: Callable[..., PlannedSweep]) -> None:
-    line = "the placements also differ in their init rules: gpt2_scaled (pre); gpt2 (peri); init=... gives all"
+    line = "the placements also differ in their init rules: gpt2_scaled (pre); gpt2 (peri); init=NAME gives all"
     assert [each for each in plan("placement=pre,peri").warnings if each.startswith(line)]
     assert not any("init rules" in each for each in plan("placement=pre,peri", "init=gpt2").warnings)
 

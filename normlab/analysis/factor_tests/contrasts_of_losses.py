@@ -51,8 +51,21 @@ class ContrastTest(FactorTest):
         lines = [f"estimate: {units}, at {at}, {interval}; p: {holm_note(rows)}", *self.definitions]
         if any(values_of(rows, "bad")):
             lines.append(BAD_NOTE)
-        methods = list(dict.fromkeys(filter(None, values_of(rows, "method"))))
-        return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
+        return [*lines, f"tests: {_methods_text(rows)}", *pool_notes(filter(None, values_of(rows, "method")))]
+
+
+def _methods_text(rows: Sequence[TestRow]) -> str:
+    """Return the method of the tests; of several, which rows each one tests."""
+    rows_by_method: dict[str, list[str]] = {}
+    for number, method in enumerate(values_of(rows, "method"), start=1):
+        if method:
+            rows_by_method.setdefault(method, []).append(str(number))
+    if len(rows_by_method) < 2:
+        return "".join(rows_by_method)
+    # The rows of the most frequent one need no list.
+    *rarer, most_frequent = sorted(rows_by_method, key=lambda method: len(rows_by_method[method]))
+    texts = [f"{method} (row {', '.join(rows_by_method[method])})" for method in rarer]
+    return "; ".join([*texts, f"{most_frequent} (all other rows)"])
 
 
 class Interaction(ContrastTest):
@@ -61,8 +74,9 @@ class Interaction(ContrastTest):
     name = "interaction"
     summary = "the difference of differences over two factors or more"
     definitions = (
-        "(A - B) x (C - D): loss(A, C) - loss(B, C) - loss(A, D) + loss(B, D); negative: C instead of D lowers the "
-        "loss more in A than in B; x (E - F): this number in E minus that in F",
+        "(A - B) x (C - D): how much more C instead of D raises the loss of A than that of B (negative: less), "
+        "(loss(A, C) - loss(A, D)) - (loss(B, C) - loss(B, D)); with a third factor, x (E - F), this number in E minus "
+        "that in F",
         BASELINE_NOTE,
     )
 

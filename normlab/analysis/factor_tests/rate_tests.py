@@ -71,11 +71,11 @@ class RateTest(FactorTest):
         if any(p is not None for p in values_of(rows, "p")):
             lines.append(f"p: {test}, {holm_note(rows)}")
         if any(row["beyond_grid"] and row["estimate"] is not None for row in rows):
-            lines.append("beyond the grid, or more, or less: the number of a seed is cut off at an end of the grid")
+            lines.append("beyond the grid, or more, or less: the number of a seed may lie beyond an end of the grid")
         for row in rows:
             if row["gaps"]:
                 seeds = counted(row["n"], "seed")
-                lines.append(f"{row['contrast']}: in {row['gaps']} of {seeds} a rate between two that train does not")
+                lines.append(f"{row['contrast']}: in {row['gaps']} of {seeds} a rate fails between two that train")
         return [*lines, BASELINE_NOTE.replace("a minus sign", "- or /")]
 
     def number_text(self, row: TestRow) -> str:

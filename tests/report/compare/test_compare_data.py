@@ -222,5 +222,5 @@ def test_losses_that_are_not_comparable(trained, compare):
     trained("b", norm="layernorm", run={"corpus": corpora[1], "versions": {"torch": "2.2"}})
     data = compare()
     corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe 257 and bytes 257"
-    assert data["warnings"][0].endswith("; numerics (torch) 2.1 and 2.2")
+    assert data["warnings"][0].endswith("; numerics (torch: 2.1 and 2.2)")
     assert data["summary"][0].startswith(f"No best cell: {corpora}, so ")

@@ -1,7 +1,7 @@
 """What a norm, placement or init rule computes changes only together with its `version`.
 
 `fingerprints.json` holds the version of each entry, and a hash of its rounded outputs with its defaults and with the
-other values of each option. After raising a version, or adding an option, run `python tests/test_versions.py` in the
+other values of each option. After raising a version, or adding an option, run `scripts/refresh` in the
 checkout to record the new fingerprints.
 """
 
@@ -25,7 +25,7 @@ from normlab.model.small import small_config
 from normlab.verify.variants import NAME_FIELDS, other_values
 
 FILE = Path(__file__).with_name("fingerprints.json")
-REFRESH = "python tests/test_versions.py"
+REFRESH = "scripts/refresh"
 DEPTH = 4
 """Blocks of the placements' models: deep enough for rows whose first quarter differs."""
 WIDTH = 16

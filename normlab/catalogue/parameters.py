@@ -7,6 +7,7 @@ A copy of a tensor has no attributes, so a model reads the roles once, when it i
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normlab.base.errors import ConfigError, unknown
@@ -41,6 +42,16 @@ def parameter(values: Tensor, role: str) -> nn.Parameter:
         raise ConfigError("parameter: " + unknown("role", role, ROLES))
     made: Any = nn.Parameter(values)  # by its type a tensor has no such attribute
     made.role = role
+    return made
+
+
+def zero_matrix(rows: int, columns: int) -> nn.Parameter:
+    """Return a learned matrix that starts at 0 by every init rule.
+
+    It is marked with `starts_at_zero`, because a model on the meta device has no values that would tell.
+    """
+    made: Any = parameter(torch.zeros(rows, columns), role="matrix")
+    made.starts_at_zero = True
     return made
 
 

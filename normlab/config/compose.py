@@ -314,7 +314,7 @@ def printing_refusals(job: Sequence[Override]) -> Iterator[None]:
             warnings.filterwarnings("ignore", module="hydra")
             yield
     except (HydraException, OmegaConfBaseException, *_OF_MALFORMED_INPUTS) as error:
-        # Without overrides, it is the config file that -cn names.
+        # Without overrides, only the config file that -cn names can be refused.
         typed = " ".join(str(override.input_line) for override in job) or "-cn"
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{typed}: {reason}") from error

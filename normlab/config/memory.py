@@ -111,7 +111,7 @@ def _saved_by_layer(config: RunConfig, sequences: int, size: int, *, compiled: b
     if has_norms and not compiled:
         numbers += 2 * model.width
     products = 2 if model.mlp == "swiglu" else 1
-    # Compiled code computes the nonlinearity again.
+    # Compiled code may compute the nonlinearity again in the backward pass, and this is a lower bound.
     stages = 1 if compiled else 2
     numbers += products * stages * model.mlp_width
     tokens = sequences * model.context

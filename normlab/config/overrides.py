@@ -119,7 +119,7 @@ def _jobs_of_arm(overrides: Sequence[Override]) -> Iterator[tuple[RunOverrides, 
     choices: dict[str, list[Override]] = {}
     for override in overrides:
         key = override.get_key_element()
-        # A later override of an option replaces an earlier one, also that of all arms.
+        # A later override of an option replaces an earlier one. Those that all arms share come first.
         choices[key] = [override]
         if override.is_sweep_override():
             values = _swept_values(override)

@@ -225,7 +225,7 @@ class SubwordTokenizer:
             if is_end:
                 texts.append("\n" * len(tokens))
                 continue
-            # `decode` would stop the thread that measures its time and memory.
+            # Not `decode`: it holds the interpreter's lock, so no other thread could measure its time and memory.
             decode = partial(self._tokenizer.decode_batch, [tokens], skip_special_tokens=False)
             try:
                 texts += call_within(len(tokens), decode)

@@ -27,8 +27,8 @@ FREE = (
 )  # fmt: skip
 """Options that every class has, or that the weights can hold, or that change only training or the rounding in bf16."""
 NOT_READ = ("rope_theta", "rope_parameters", "sliding_window", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-"""Options that export writes and that import does not compare: dropout, the window of layers with full attention, and
-the rotation, which import reads first."""
+"""Options that export writes and that import does not compare: dropout, the rotation, which import reads first, and
+sliding_window, which layers with full attention do not read."""
 
 ONE = "1"
 """The name, in place of a parameter's, of a tensor [1.0] that the class has and normlab lacks."""
@@ -160,6 +160,10 @@ class NativeClass:
         different = self.differences(config)
         if different:
             raise ConfigError(f"{', '.join(different)}: {self.name} does not compute it")
+        # AutoModel reads a folder as the class of its model_type: as "mistral", a LlamaForCausalLM has sliding windows.
+        model_type = options.get("model_type")
+        if model_type not in (None, self.model_type):
+            raise ConfigError(f"model_type={_text(model_type):.60}: a {self.name} has model_type={self.model_type}")
         return texts, config
 
     def tensors(self, config: RunConfig, vocab_size: int) -> Iterator[StoredTensor]:

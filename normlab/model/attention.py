@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from normlab.catalogue.parameters import parameter
+from normlab.catalogue.parameters import parameter, zero_matrix
 from normlab.catalogue.placements.base import MakeNorm
 from normlab.config.model import ModelConfig
 from normlab.model.instrument import observe
@@ -220,7 +220,7 @@ class Attention(nn.Module):
             self.value_embed = nn.Embedding(vocab_size, width)
             self.value_gate = nn.Linear(config.value_gate_channels, config.heads, bias=False)
             # The factor 2 sigmoid(0) = 1: training starts as if there were no gate.
-            nn.init.zeros_(self.value_gate.weight)
+            self.value_gate.weight = zero_matrix(config.heads, config.value_gate_channels)
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""

@@ -112,7 +112,7 @@ def _execute(block: nn.Module, stream: Any, modes: Sequence[str]) -> tuple[list[
     after = stream
     for mode, scale in product(modes, SCALES):
         getattr(block, mode)()
-        # Every block gets the same input, of the shape of its own.
+        # Not the stream itself, so that equal blocks have equal results (`_KnownBlocks`).
         inputs = [
             (hashed_numbers(f"stream {i}", *y.shape) * scale).requires_grad_() for i, y in enumerate(_numbers(stream))
         ]

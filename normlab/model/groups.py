@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +62,16 @@ def _place_of(norm: str, model: nn.Module) -> str:
     return "output" if leaf in output_norms else "input"
 
 
-_groups: dict[str, dict[str, tuple[str, Weight | None]]] = {}
-"""The group of each parameter of a model, and its weight if an init rule draws it, by the model's options."""
+class _Parameter(NamedTuple):
+    group: str
+    weight: Weight | None
+    """None unless an init rule draws it."""
+    is_zero_matrix: bool
+    """Whether it is a `zero_matrix`."""
+
+
+_parameters: dict[str, dict[str, _Parameter]] = {}
+"""The parameters of a model by name, by the model's options."""
 
 
 def check_parameters(config: RunConfig) -> None:
@@ -76,28 +85,28 @@ def check_parameters(config: RunConfig) -> None:
     if not has_options and not config.optim.keeps_matrix_norms and config.model.scaling == "none":
         return
     structure = repr((config.norm, config.placement, config.model))
-    if structure not in _groups:  # a grid has the same structures again and again
+    if structure not in _parameters:  # a grid has the same structures again and again
 
         def make_norm(width: int, **site: bool) -> nn.Module:
             return instrument(config.norm.at(**site).build(width))
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)
-        weights = drawn_weights(model)
-        parameters: dict[str, tuple[str, Weight | None]] = {}
+        weights, values = drawn_weights(model), dict(model.named_parameters())
+        parameters: dict[str, _Parameter] = {}
         for name, group in groups_of(model).items():
-            parameters[name] = group, weights.get(name)
-        _groups[structure] = parameters
-    parameters = _groups[structure]
-    present = {group for group, _ in parameters.values()}
+            parameters[name] = _Parameter(group, weights.get(name), getattr(values[name], "starts_at_zero", False))
+        _parameters[structure] = parameters
+    parameters = _parameters[structure]
+    present = {parameter.group for parameter in parameters.values()}
     if config.model.scaling != "none" and "norm_matrices" in present:
         raise ConfigError(
             f"model.scaling={config.model.scaling}: has no rule for the matrices of norm={config.norm.label}; choose "
             "another norm"
         )
     if config.optim.keeps_matrix_norms:
-        for name, (group, weight) in parameters.items():
-            if group == "matrices" and _starts_at_zero(name, weight, config.init_rule):
+        for name, parameter in parameters.items():
+            if parameter.group == "matrices" and _starts_at_zero(parameter, config.init_rule):
                 raise ConfigError(
                     f"optim={config.optim.name}: keeps the norm of each matrix, and {name} starts at 0 "
                     f"(init={config.init_rule}); choose another init rule or optimiser"
@@ -116,12 +125,11 @@ def check_parameters(config: RunConfig) -> None:
             raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; set {' '.join(resets)}")
 
 
-def _starts_at_zero(name: str, weight: Weight | None, rule_name: str) -> bool:
-    """Whether a matrix of a model without values (on the meta device) starts at 0."""
-    if weight is not None:
-        return standard_deviation(rule_name, weight) == 0
-    # The two matrices of normlab that start at 0 by every rule; that of a plugin's matrix is not known without values.
-    return name.endswith(("value_gate.weight", ".fn"))
+def _starts_at_zero(matrix: _Parameter, rule_name: str) -> bool:
+    """Return whether a matrix of a model without values is known to start at 0: by its rule, or as a `zero_matrix`."""
+    if matrix.weight is not None:
+        return standard_deviation(rule_name, matrix.weight) == 0
+    return matrix.is_zero_matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,12 +186,12 @@ def norms_of_each(tensors: Mapping[str, Tensor]) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b for stacked runs.
 
-    Under vmap, `F.linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
+    Under vmap, `F.linear` with a bias multiplies it by 1 in both passes, and its result is not in autocast's dtype.
     """
     y = x @ weight.T
     if bias is None:
         return y
-    # In the dtype of autocast: a sum with a float32 bias would have its dtype, and twice the memory.
+    # In the dtype of autocast: the sum with a float32 bias would be float32, with twice the memory.
     return y + bias.to(y.dtype)
 
 

@@ -138,7 +138,7 @@ def choose_channels(
     on_color = take("color", lambda factor: len(factor.levels))
     if on_color is None and on_x is not None and not on_x.is_numeric:
         on_color = on_x  # a single factor
-    # Many panels are too small to read.
+    # A figure that would have many panels has fewer if one of their factors has the line styles.
     panels = math.prod(len(factor.levels) for factor in unassigned)
     if on_channel["style"] or (panel is None and panels > MANY_PANELS):
         take("style", lambda factor: -len(factor.levels))

@@ -157,7 +157,7 @@ def _check_entries(archive: ZipFile, size: int) -> None:
             raise ValueError(f"{name} is a link or a device")
         if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
             raise ValueError(f"{name} is encrypted, or compressed by another method")
-    # A disk that ignores case would write one file over the other.
+    # On a disk that ignores case these would be one file, and writing the second one would fail as if by a fault of -o.
     if len({name.casefold() for name in names}) < len(names):
         raise ValueError("two files have one name")
     if not any(name.endswith(f"/{RUN_FILE}") for name in names):

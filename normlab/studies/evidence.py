@@ -146,7 +146,7 @@ def _unverified(folder: Path, runs: Sequence[RunRecord]) -> dict[str, str]:
     if not path.exists():
         return dict.fromkeys(blocks, "it has not been checked")
     checks = read_record(path, BlockChecks)
-    # The checks of another sweep, copied into this folder, would vouch for blocks that they have not seen.
+    # The checks of another sweep may be of an older version of the same blocks.
     if checks.sweep != folder.name:
         raise StoreError(f"{path}: is of sweep {checks.sweep}, not of {folder.name}; {HOW_TO_FIX[CHECKS_FILE]}")
     return dict.fromkeys(blocks - set(checks.checked), "it has not been checked") | checks.failed

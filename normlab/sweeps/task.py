@@ -117,7 +117,7 @@ def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
         return None
     states: dict[str, tuple[str, str]] = {}
     for line in answer.stdout.splitlines():
-        # Two more separators, so that each line has three parts.
+        # With two separators more, a line without them has three parts too.
         task, state, reason = f"{line.strip()}||".split("|")[:3]
         words = state.split()
         if task in tasks and words:

@@ -254,9 +254,6 @@ def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
 def _outputs_of_pack(modules: list[nn.Module], x_RBTD: Tensor) -> Tensor:
     """Return the outputs of modules for an input each, computed as those of a pack, (R, B, T, D)."""
     params, buffers = stack_module_state(modules)
-    params = {name: stacked.detach().clone() for name, stacked in params.items()}
-    # The module updates its buffers in place.
-    buffers = {name: stacked.detach().clone() for name, stacked in buffers.items()}
 
     def call(params: dict[str, Tensor], buffers: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
         return functional_call(modules[0], (params, buffers), (x_BTD,))

@@ -249,7 +249,7 @@ def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     largest = LargestError(1e-12)
     config = small_config(_norms_for(placement)[0], placement, depth=2, mlp="swiglu", tie_embeddings=False)
-    # Two runs, because a pack is projected as one stack.
+    # With an axis of two runs, because all runs of a pack are projected by one call.
     weights: dict[str, Tensor] = {}
     for name, weight in build_small(config).gpt.named_parameters():
         weights[name] = hashed_numbers(name, 2, *weight.shape)

@@ -106,7 +106,7 @@ class ReferenceModel:
         if not runs_twice(formula):
             self._run(segment, formula, streams, (block.wiring, names))
             return
-        # Both runs use up one list of norms, so they are one call.
+        # One call, because attention and the MLP take their norms from one list, one after the other.
         wirings = dict(block.wiring.named_children())
         of_attention = wirings.get("attn", block.wiring), {**names, "F": attention["A"]}
         of_mlp = wirings.get("mlp", block.wiring), {**names, "F": mlp["M"]}

@@ -33,7 +33,8 @@ class Anytime(FactorTest):
                 runs = [*cell.runs_at(cell.best_lr), *baseline.runs_at(baseline.best_lr)]
                 differences = weighted_sums((1.0, -1.0), [cell.final.losses, baseline.final.losses])
                 values = list(differences.values())
-                # The intervals are of one sequence of values, and the best of several rates may change with each seed.
+                # A confidence sequence is of one sequence of values. With several rates, each new seed may make another
+                # one the best, and so change the values of all seeds.
                 has_one_rate = len(cell.losses) == len(baseline.losses) == 1
                 # The confidence sequence is that of normal values, which an infinite difference is not.
                 is_finite = all(map(math.isfinite, values))

@@ -79,7 +79,7 @@ def best_rate(runs: Sequence[RunRecord]) -> BestRate | None:
     import numpy as np
     from scipy.special import stdtrit
 
-    # Far from the minimum the loss is no parabola: it is bounded by that of a run that does not learn.
+    # Far from the minimum the loss is no parabola, which has no bound: the losses of runs that learn have one.
     learned = [run for run in runs if run.has_learned]
     lowest = min((run.loss for run in learned), default=math.nan)
     rates: list[float] = []

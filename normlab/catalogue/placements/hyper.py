@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.base.options import option
-from normlab.catalogue.parameters import parameter
+from normlab.catalogue.parameters import parameter, zero_matrix
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential
 
@@ -192,7 +192,7 @@ class HyperSubLayer(MixedStreams):
         self.fn: nn.Parameter | None = None
         if placement.dynamic:
             self.stream_norm = make_norm(width)
-            self.fn = parameter(torch.zeros(n + 2, width), role="matrix")
+            self.fn = zero_matrix(n + 2, width)
             self.mixing_scale = parameter(torch.tensor(0.01), role="scalar")
             self.beta_scale = parameter(torch.tensor(0.01), role="scalar")
 

@@ -104,7 +104,8 @@ class NGPT(Placement):
 
     def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module:
         """Return the scaling by s_u sqrt(D), or s_v sqrt(D)."""
-        # The product of two unit vectors has a variance of 1 / D; without sqrt(D) SiLU would be almost linear.
+        # The product of two unit vectors has a variance of 1 / D, at which SiLU would be almost linear (section 2.4.2).
+        # Of W_up x in SwiGLU only NVIDIA/ngpt multiplies by it: the output, which gets length 1, is the same without.
         return Scale(mlp_width, start=1.0, factor=width**0.5)
 
     def logits_transform(self, vocab_size: int, width: int) -> nn.Module:
@@ -153,8 +154,8 @@ class NGPTSubLayer(nn.Module):
         self.factor = 0.05 * width**0.5
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        # |alpha|, since a negative rate would lead away from the output. unit(x) changes x in the first sub-layer only,
-        # and only with learned positions, whose sum with a token has another length; later x has length 1.
+        # |alpha|, because the paper's rates are not negative (section 2.2.2). unit(x) changes x in the first sub-layer
+        # only, where learned positions, model.embed_scale or averaged weights (eval.ema) give x another length than 1.
         rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
         return unit(unit_BTD + sublayer.mark_update(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
 

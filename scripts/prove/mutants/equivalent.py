@@ -50,7 +50,7 @@ COUNTER = "self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))"
 LENGTHS = "the lists have equal lengths"
 TURNED = "a matrix and its transpose have the same orthogonal factor; one of the two products is cheaper"
 ON_GPU = "bfloat16 is for GPUs; tests/gpu counts its launches"
-ZERO = "only a matrix of zeros, or a smaller norm than any that is tested, has another divisor"
+SMALL = "only a norm smaller than any that is tested has another divisor; that of zeros is the same"
 UNUSED = "Lion does not read it"
 STEP = "step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)"
 APPLY = "group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))"
@@ -104,14 +104,12 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     ("a unit matrix has the norm 1", FLAT, "_unit(x.flatten(0, -3))", "_unit(_unit(x.flatten(0, -3)))"),
     ("only a zero matrix has no larger element", POWER, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
      " + torch.finfo(x_NM.dtype).smallest_normal"),
-    (ZERO, UNIT, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)", ""),
-    (ZERO, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
+    (SMALL, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
      "(norm + torch.finfo(x_NM.dtype).smallest_normal)"),
     *((ONE_NUMBER, line, "1, 1)", text) for line in (NUMBERS, ALIVE) for text in ("-1, 1)", "1, -1)")),
     ("a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
      "_unit(_unit(decay_factor * params - lr * radius * _unit(update)))"),
     ("a unit matrix has the norm 1", BALL, "_unit(update)", "_unit(_unit(update))"),
-    ("not above 1, as 1", "heads[unit] = 1", "1", "-1"),
     ("matrices have two axes, and those of stacked runs an equal first one", SHAPE, "[-2:]", "[-3:]"),
     ("a list of the same numbers", "by_shape.setdefault(shape, []).append(tuple(unit))", "tuple(unit)", "unit"),
     (SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
@@ -221,6 +219,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "batchnorm",
         f"{COUNT} * ranks_of_statistics())  ->  {COUNT.replace('//', '/')} * ranks_of_statistics())",
     ): "the count of numbers is a multiple of the width",
+    (
+        "layernorm",
+        "if self.inside and self.taper is None:  ->  if False:",
+    ): "the separate operations compute the same as the fused kernel, and take longer",
     ("taper", f"new = mean_over_ranks({MOMENTS})  ->  new = {MOMENTS}"): ONE_RANK,
     ("taper", f"new = mean_over_ranks({MOMENTS})  ->  new = mean_over_ranks(mean_over_ranks({MOMENTS}))"): ONE_RANK,
     ("batchnorm", f"{COUNT} * ranks_of_statistics())  ->  {COUNT})"): ONE_RANK,

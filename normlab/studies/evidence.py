@@ -8,6 +8,7 @@ from typing import Any
 
 from normlab.analysis.comparability import intact_runs
 from normlab.base.errors import StoreError
+from normlab.config.schema import RunConfig
 from normlab.store.format import CHECKS_FILE
 from normlab.store.plans import Plan, has_plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
@@ -30,14 +31,19 @@ def verify_blocks(composed: Sequence[ComposedRun]) -> BlockChecks:
     """Check the blocks of some runs by `normlab verify`."""
     from normlab.verify.selection import checks_of_run
 
-    # Runs of one block have the same norm, placement and init rule: the checks of one stand for all.
-    configs = {block_of(config, config.init_rule): config for _, config in composed}
+    # The name of a block does not tell the options of its norm and placement; it passes only with those of all runs.
+    configs: dict[str, RunConfig] = {}
+    for _, config in composed:
+        configs.setdefault(repr((config.norm, config.placement, config.init_rule)), config)
+    checked: set[str] = set()
     failed: dict[str, str] = {}
-    for block in sorted(configs):
-        problems = [str(check) for check in checks_of_run(configs[block]) if not check.passed]
+    for config in configs.values():
+        block = block_of(config, config.init_rule)
+        checked.add(block)
+        problems = [str(check) for check in checks_of_run(config) if not check.passed]
         if problems:
-            failed[block] = problems[0]
-    return BlockChecks("", sorted(configs), failed)
+            failed.setdefault(block, problems[0])
+    return BlockChecks("", sorted(checked), failed)
 
 
 def block_of(config: Any, init: str) -> str:

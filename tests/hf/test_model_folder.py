@@ -28,7 +28,8 @@ from support.tolerance import float32_as_float64
 from support.transformers_folders import CHARS, change, change_tensor
 from support.transformers_models import CONTEXT, VOCAB, config_of, randomised
 
-FULL = {"layer_types": ["full_attention"] * 2}
+FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": 3}
+"""Layers with full attention, which read no window."""
 TWO_ROTATIONS = {
     kind: {"rope_type": "default", "rope_theta": theta}
     for kind, theta in (("full_attention", 500.0), ("sliding_attention", 9.0))
@@ -104,6 +105,21 @@ def test_a_factor_on_the_stream_that_is_not_1_is_refused(tmp_path: Path, run_com
     code, _, err = run_command("verify", str(tmp_path))
     assert code == 2
     assert "its tensor layers.1.layer_scalar is 0.5, and must be 1; choose another model" in err
+
+
+def test_a_folder_that_transformers_reads_as_another_class_is_refused(tmp_path: Path, run_command: Command) -> None:
+    """By its model_type it is a Mistral model, each token of which sees three at most; by `architectures` a Llama."""
+    llama = made_by_transformers("LlamaForCausalLM", tmp_path)
+    change(model_type="mistral", sliding_window=3)(tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = torch.arange(CONTEXT)[None]
+    with torch.no_grad():
+        expected, found = (model(tokens, use_cache=False).logits for model in (llama, read))
+    torch.testing.assert_close(found[:, :3], expected[:, :3])
+    assert (found - expected)[:, 3:].abs().max() > 0.1
+    code, out, err = run_command("verify", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "model_type=mistral: a LlamaForCausalLM has model_type=llama; choose another model" in err
 
 
 def test_every_option_of_a_class_is_read_or_harmless() -> None:
@@ -196,6 +212,7 @@ PIPE, LINK = "cannot be read (is a pipe or a device, not a file)", "is a link to
         (change(architectures=["GPT2LMHeadModel"]), "config.json: has no n_layer; choose another model"),
         (change(architectures=["Gemma2ForCausalLM"]), "has no attn_logit_softcapping"),
         (change(architectures=["Olmo3ForCausalLM"]), "has no layer_types; normlab has this model only with"),
+        (change(architectures=["MistralForCausalLM"]), "unknown class 'MistralForCausalLM'"),
         (change(num_hidden_layers=3), "has no tensor layers.2.self_attn.q_proj.weight; choose another model"),
         (change(num_hidden_layers=1), "its tensor layers.1.input_layernorm.weight is not one of the model"),
         (change(num_hidden_layers=10_000), "has 21 tensors, too few for model.depth=10000"),

@@ -11,14 +11,18 @@ from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence
 from normlab.analysis.settings import setting
+from normlab.config.compose import compose_run
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimate import Estimate, Estimator, over_seeds
 from normlab.studies.estimators import Contrast, Share, Slope, difference
+from normlab.studies.evidence import verify_blocks
 from normlab.studies.judge import AtBest, Judgement, is_futile, judge
 from normlab.studies.over_grid import OverGrid
 from normlab.studies.power import largest_deviation
 from normlab.studies.report_format import as_row, from_row
+from normlab.verify import selection
+from normlab.verify.check import Check
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -164,6 +168,17 @@ def test_a_block_that_verify_rejects_is_void(results):
     assert judgement.verdict == "void"
     assert judgement.reason == "`normlab verify` fails for the block rmsnorm post gpt2_scaled: FAIL block: formula"
     assert verdict(STUDY, found, unverified={"dyt pre gpt2_scaled": "x"}).verdict == "supported"
+
+
+def test_a_block_passes_only_with_all_options_of_its_runs(monkeypatch):
+    def checks_of_run(config):
+        yield Check("block", "formula", passed=config.norm.eps != 1e-5, result="")
+
+    monkeypatch.setattr(selection, "checks_of_run", checks_of_run)
+    composed = [([], compose_run(["norm=rmsnorm", f"norm.eps={eps}"])) for eps in (1e-6, 1e-5, 1e-6)]
+    checks = verify_blocks(composed)
+    assert (checks.checked, list(checks.failed)) == (["rmsnorm pre gpt2_scaled"], ["rmsnorm pre gpt2_scaled"])
+    assert verify_blocks(composed[:1]).failed == {}
 
 
 def test_an_arm_without_runs_and_runs_that_have_not_started_are_void(results):

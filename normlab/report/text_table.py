@@ -98,6 +98,7 @@ def render_table(
     for row in rows:
         if row.get("note"):
             below.append(f"{text_of(columns[0], row)}: {printable(str(row['note']))}")
+    below += [column.column.note for column in text_columns]
     below.append(corpora_note(rows))
     if dropped:
         titles = ", ".join(column.title for column in dropped)

@@ -41,7 +41,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
     largest = max(len(pack.runs) for pack in packs)
     size = "one run each"
     if largest > 1:
-        size = f"up to {largest} runs"
+        size = f"each trains up to {largest} runs together"
     yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
     if sweep.gpus:
         indices: list[str] = []

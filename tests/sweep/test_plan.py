@@ -199,7 +199,7 @@ def test_dry_run_shows_the_plan_and_leaves_nothing(overrides: list[str], run_com
     )
     assert (code, err) == (0, "")
     assert "runs    6" in out
-    assert "packs   4, up to 2 runs (sweep.pack=2)" in out
+    assert "packs   4, each trains up to 2 runs together (sweep.pack=2)" in out
     assert f"tokens  {6 * 12 * 4 * 32:,} to train on" in out
     assert "norm=layernorm seed=0 and 1 more" in out
     assert "norm=rmsnorm seed=2" in out

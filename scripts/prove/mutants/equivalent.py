@@ -162,8 +162,9 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     ("algebra", "a product whose first factor has the factor is the same",
      "return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)",
      " and isinstance(node.op, ast.Add | ast.Sub)", ""),
-    ("algebra", "a line break ends a statement as well",
-     "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", ""),
+    *(("algebra", "a line break ends a statement as well",
+       "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", text)
+      for text in ("", ".replace('; ', '\\n')")),
     ("taper", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
     *(("taper", "only before the first forward pass in training, when its factor is 0",
        "ratio = torch.where(squares > 0, products / squares, 1.0)", "1.0", text) for text in ("2.0", "-1.0")),

@@ -56,7 +56,7 @@ def _feature_rows(row: type[Row]) -> list[Row]:
     sub = SubLayer(
         norms=("in", "out", "res"),
         skip=lambda layer, depth: depth / 16,
-        branch=lambda layer, depth: layer / (depth + 1),
+        branch=lambda layer, depth: layer / depth,  # 1 in the last block only
         shrink=lambda layer, depth: max(1.0, layer / depth),
         scale=lambda layer, depth: 3 * layer + depth,
         out_gain=lambda layer, depth: layer + 2 * depth,
@@ -77,7 +77,7 @@ def _feature_rows(row: type[Row]) -> list[Row]:
     )
     post, pre = SubLayer(norms=("res",)), SubLayer(norms=("in",))
     formulas = (
-        "x = N(L / 16 * x + scale * (l / (L + 1)) * N(F(N(x))))",
+        "x = N(L / 16 * x + scale * (l / L) * N(F(N(x))))",
         "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
         "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
         "y = A(N(L * x / L)); h = x + y; x = (2 * M(N(h)) - (-1 * h) + h) / 2",

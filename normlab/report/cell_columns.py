@@ -21,9 +21,7 @@ EMA_NOTE = (
     "val ema: validation loss with the average of the weights (`eval.ema`) at the best lr, mean over seeds; empty if a "
     "seed diverged"
 )
-PACK_NOTE = (
-    "tok/s: of one run; up to n runs train together as a pack, n times as many; other packs beside it slow it down"
-)
+PACK_NOTE = "tok/s: of one run; a pack of n runs processes n times as many; other packs at the same time slow it down"
 FLOPS_NOTE = "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)"
 MFU_NOTE = "MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision"
 

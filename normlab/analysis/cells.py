@@ -221,8 +221,8 @@ class Cell:
         """Return why the best learning rate may not be the best one, one reason per line."""
         if self.completed and not self.has_learned:
             return [
-                "no run has learned, so a comparison says only that; train longer, or set other options (for pitfalls: "
-                "normlab list norms, normlab list placements)"
+                "no run has learned, so a comparison says only that; train longer, or set other options (pitfalls: "
+                "normlab list norms NAME, normlab list placements NAME)"
             ]
         if len(self.losses) < 2:
             return []

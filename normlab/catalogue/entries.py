@@ -196,6 +196,11 @@ def one_entry(kind: str, name: str) -> Entry:
     """
     entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
     if name not in entries:
+        group = name.partition(".")[0]
+        if kind == "options" and "." in name and group in KINDS:
+            raise ConfigError(
+                f"list options {name}: is an option of {group}; normlab list {KINDS[group]} NAME prints those of one"
+            )
         elsewhere = OTHER_NAMES if kind in ("norms", "placements") else None
         # Of all kinds, while `titles` has those whose names are values of an option.
         known_titles = {known: entry["title"] for known, entry in entries.items() if entry.get("title")}

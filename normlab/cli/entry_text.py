@@ -11,12 +11,12 @@ from normlab.report.tables import TableRow
 _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     "norms": {
         "norm": "name", "formula": "formula", "parameters": "parameters",
-        "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
+        "causal": lambda entry: "yes" if entry["causal"] else "no", "same function as": "equals",
         "source": lambda entry: entry.get("source") or entry["about"],
     },
     "placements": {
-        "placement": "name", "formula": "formula", "parameters": "parameters", "equals": "equals", "init": "init",
-        "source": "source", "note": "note",
+        "placement": "name", "formula": "formula", "parameters": "parameters", "same function as": "equals",
+        "init": "init", "source": "source", "note": "note",
     },
     "models": {
         "model": "name",

@@ -214,8 +214,9 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
             # It has a record already, and the runs of a pack start together.
             if run_folder.exists():
                 alone.add(index)
-    number = max((pack.number for pack in plan.packs), default=0)
-    packs = list(plan.packs)
+    trained_packs = plan.packs
+    number = max((pack.number for pack in trained_packs), default=0)
+    packs = list(trained_packs)
     for indices in sorted(make_packs(configs, incomplete_runs, alone, size)):
         number += 1
         packs.append(Pack(number, [first + index for index in indices]))
@@ -227,8 +228,9 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     if first:
         notes.append(f"extended from {first} to {first + len(runs)} runs")
     plan = replace(plan, runs=[*plan.runs, *(run.planned for run in runs)], packs=packs, notes=notes)
-    # With other threads, the new runs would differ from the old ones by more than their options.
-    if first:
+    # With other threads, the new runs would differ from the old ones by more than their options. A plan whose runs had
+    # all been trained before has trained none with its own.
+    if trained_packs:
         return plan
     if not gpus:
         jobs = max(1, min(jobs, len(packs)))

@@ -248,7 +248,7 @@ def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
             largest.compare(packed_RBTD[run], module(x_RBTD[run]), label_of(variant))
         if not torch.equal(x_RBTD, before):
             largest.fail(f"expected the input unchanged, found it changed by {label_of(variant)}")
-    return largest.check(subject, "gives the same output in a pack, and leaves its input unchanged")
+    return largest.check(subject, "gives the same output in a pack of runs, and leaves its input unchanged")
 
 
 def _outputs_of_pack(modules: list[nn.Module], x_RBTD: Tensor) -> Tensor:

@@ -62,4 +62,4 @@ def signed_error_check(
         results.append(f"{error:+.1e} in {name}, bound {bound:.0e}")
         if not abs(error) <= bound:
             problems.append(f"expected at most {bound:.0e}, found {error:+.1e} in {name}")
-    return check_no_problems(subject, "rounds in no direction", problems, "; ".join(results))
+    return check_no_problems(subject, "rounds up as often as down", problems, "; ".join(results))

@@ -98,6 +98,22 @@ def test_a_resumed_sweep_keeps_its_threads(overrides: list[str], monkeypatch: py
     assert [each.threads for each in FakeWorker.all] == [32]
 
 
+def test_a_sweep_that_trained_nothing_has_no_threads_to_keep(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its runs were those of another sweep, so that runs that extend it are planned as those of a new sweep."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 4)
+    monkeypatch.setattr(sweep_plan, "_jobs", lambda options, runs: 4)
+    sweep = FakeSweeps(overrides, monkeypatch)
+    trained = sweep("seed=range(4)", "sweep.pack=off", "sweep.name=x")[0].plan
+    found = sweep("seed=range(4)", "sweep.pack=off", "sweep.name=y")[0].plan
+    extended = sweep("seed=range(8)", "sweep.pack=off", "sweep.name=y", extend=True)[0].plan
+    assert (trained.parallel_packs, trained.threads) == (4, 1)
+    assert not found.packs
+    assert (extended.parallel_packs, extended.threads) == (4, 1)
+
+
 def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
     assert [len(pack) for pack in split(range(15), 4)] == [3] * 5
     # A pack has no more runs than the group, however large sweep.pack is.

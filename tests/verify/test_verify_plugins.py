@@ -68,10 +68,10 @@ BREAKS = {
     "equals x times factor, in float64, at the run's size, D = 128": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] != 128)",
     ),
-    "gives the same output in a pack, and leaves its input unchanged": (
+    "gives the same output in a pack of runs, and leaves its input unchanged": (
         FORWARD, f"{FORWARD} if x_D.abs().max().item() < 1e30 else x_D",
     ),
-    "gives the same output in a pack, and leaves its input unchanged, the input": (
+    "gives the same output in a pack of runs, and leaves its input unchanged, the input": (
         FORWARD, FORWARD.replace("return", "y_D =") + "\n        x_D.detach().add_(1)\n        return y_D",
     ),
     "has a reference that does not call its module": (

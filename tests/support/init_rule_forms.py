@@ -35,8 +35,12 @@ CLOSED_FORMS = {
     "modded": ("1", "1", "0", *["(0.33 / I) ** 0.5"] * 2, "0"),
 }
 """Standard deviations of each rule, one for each group of `GROUPS`."""
-GROUPS = (("tokens",), ("positions",), ("head",), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
-"""Weights by the last part of their name: tokens; positions; head; queries, keys; values, MLP inputs; outputs."""
+GROUPS = (
+    ("embed.tokens",), ("embed.positions",), ("head",), ("attn.q", "attn.k", "attn.gate"),
+    ("attn.v", "mlp.up", "mlp.gate"), ("attn.out", "mlp.down"),
+)  # fmt: skip
+"""Weights by the last parts of their name: tokens; positions; head; queries, keys, gates of attention; values, inputs
+of the MLP; outputs."""
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
@@ -68,7 +72,8 @@ def rule_checks(rule: str) -> Iterator[Check]:
     norm = NORMS["layernorm"]()  # pyright: ignore[reportCallIssue]
     for depth, width in SIZES:
         small = small_config(norm, PLACEMENTS["pre"], depth=depth, mlp="swiglu", tie_embeddings=False)
-        model = dataclasses.replace(small.model, width=width, heads=2, mlp_width=3 * width)
+        # A gate for each head is the only matrix with fewer outputs than inputs that no rule sets to 0.
+        model = dataclasses.replace(small.model, width=width, heads=2, mlp_width=3 * width, attn_gate="head")
         config = dataclasses.replace(small, model=model, init=rule)
         for name, weight in build_model(config, VOCAB).named_parameters():
             if weight.dim() != 2:
@@ -76,12 +81,12 @@ def rule_checks(rule: str) -> Iterator[Check]:
             outputs, inputs = weight.shape
             layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
             sizes = {"L": depth, "l": layer, "D": width, "I": inputs, "O": outputs, "ln": math.log, "min": min}
-            form = forms[name.removesuffix(".weight").rpartition(".")[2]]
+            form = forms[".".join(name.removesuffix(".weight").split(".")[-2:])]
             std = eval(form, {"__builtins__": {}}, sizes)  # noqa: S307
             generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
             numbers = generator.standard_normal(weight.numel(), dtype=np.float32)
             expected = std * torch.from_numpy(numbers).view_as(weight)
             location = f"{name} of {depth} blocks of width {width}"
             largest.compare(weight, expected, location, float(expected.abs().max()) or 1.0)
-    parts = "token embedding, positions, head, queries and keys, values and MLP, outputs"
+    parts = "token embedding, positions, head, queries, keys and gates, values and MLP, outputs"
     yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")

@@ -194,6 +194,13 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return (x_BTD, x_BTD.clone())  ->  return (x_BTD, x_BTD)",
     ): "the copy is for the compiler; neither stream is written in place",
     ("sub_ln", "row: attn and mlp are exchanged"): "a block's inner sites are the union of both, and the rest is equal",
+    **dict.fromkeys(
+        (
+            (f"init {rule}", "return float(weight.role not in ZERO)  ->  return weight.role not in ZERO")
+            for rule in ("nanochat", "modded")
+        ),
+        "true is 1, and false 0",
+    ),
     (
         "quarter",
         "return depth // 4  ->  return depth / 4",

@@ -33,7 +33,7 @@ def factor(value):
 def skip(layer, depth):
     return ALPHA
 
-sub = SubLayer(norms=("in",), skip=skip, branch=factor(2.0))
+sub = SubLayer(norms=("input",), skip=skip, branch=factor(2.0))
 register_row(Row(name="scaled", formula="f", source="s", init="gpt2", attn=sub, mlp=sub))
 """
 RULE = """

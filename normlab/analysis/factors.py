@@ -24,6 +24,7 @@ from normlab.analysis.settings import (
 )
 from normlab.base.errors import ConfigError, shorten
 from normlab.catalogue import entries as catalogue
+from normlab.config.known_options import OF_SITES, is_in
 from normlab.store.query import find_sweep, resolve_run, select_runs
 from normlab.store.record import RunRecord, Setting
 from normlab.store.runs import RunFolder
@@ -37,6 +38,8 @@ _NAMES = {"optim.warmup_steps": "warm-up", "optim.lr": "lr", "model.qk_norm": "Q
 """Names of options in labels, where they are not the option's last part."""
 _IMPLIED_GROUPS = ("model", "optim", "train", "")
 """Config groups that a label does not name: `depth 8`, but `norm eps 1e-05`."""
+AS_THE_RUN = "as elsewhere"
+"""The level of an option of a site where it is not set: the run's norm stands there."""
 _ZERO_IS_NONE = ("optim.warmup_steps", "optim.weight_decay", "model.dropout")
 """Options that turn something off at zero: `no warm-up`."""
 
@@ -159,11 +162,16 @@ def level_title(option: str, value: Setting) -> str:
         return "yes" if value else "no"
     if value is None and option == ARM:
         return "no arm"
+    if value is None and is_in(option, OF_SITES):
+        return AS_THE_RUN
     if value is None:
         return "none"
     text = format_setting(value)
     if option == "model.qk_norm":
         return _QK_NORM.get(text, text)
+    # norm.at.final is a norm's name, and norm.at.final.eps a number.
+    if is_in(option, OF_SITES):
+        option = "norm"
     return catalogue.titles(option).get(text, text)
 
 
@@ -173,6 +181,8 @@ def level_label(option: str, value: Setting) -> str:
         return level_title(option, value)
     name = option_name(option)
     # `value is False`, because zero is equal to it, and only zero of `_ZERO_IS_NONE` is off.
+    if value is None and is_in(option, OF_SITES):
+        return f"{name} {AS_THE_RUN}"
     is_off = value is None or value is False or value in ("none", "off")
     if is_off or (option in _ZERO_IS_NONE and value == 0):
         return f"no {name}"

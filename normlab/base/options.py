@@ -8,6 +8,7 @@ import math
 import operator
 import struct
 from collections.abc import Collection, Iterator
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -47,7 +48,7 @@ def option(
     them become float32 numbers of a tensor. The value of every int option must be in the range of int64.
 
     Args:
-        default: The default value; a list is copied for each config.
+        default: The default value; a list or a mapping is copied for each config.
         help: What the option means, in its unit; a subclass that changes only the default leaves it out.
         choices: The allowed strings, of the option or of the elements of its list.
         at_least: Inclusive lower limit.
@@ -63,8 +64,8 @@ def option(
     }  # fmt: skip
     if default is _UNSET:
         return dataclasses.field(metadata=metadata)
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -178,6 +179,9 @@ def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             flat |= flatten_options(value, f"{prefix}{field.name}.")
+        elif isinstance(value, dict):
+            for key, element in value.items():
+                flat[f"{prefix}{field.name}.{key}"] = element
         else:
             flat[prefix + field.name] = value
     return flat

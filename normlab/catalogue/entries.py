@@ -115,7 +115,8 @@ def options_of(kind: Any, prefix: str = "") -> list[Entry]:
     options: list[Entry] = []
     for name, field in option_fields(kind, prefix):
         # The name and the preset are chosen with the entry; only data=hub has a name that is an option, with a help.
-        if field.name == "preset" or (field.name == "name" and not field.metadata.get("help")):
+        # What a run sets for sites is no option of one norm.
+        if field.name in ("preset", "at") or (field.name == "name" and not field.metadata.get("help")):
             continue
         limits = {key: limit for key, limit in field.metadata.items() if key in LIMITS and limit not in (None, ())}
         options.append({"option": name, "default": _default(field), "about": _help(kind, field)} | limits)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument
 
-from normlab.base.errors import ConfigError, StoreError, unknown
+from normlab.base.errors import ConfigError, StoreError, counted, unknown
 from normlab.base.plugins import load_plugins
 from normlab.cli.app import Json, ResultsDir, app, echo, warn_of_replaced
 
 Kind = Literal[
     "norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "estimators", "names",
-    "formulas", "auto", "sweeps",
+    "formulas", "sites", "auto", "sweeps",
 ]  # fmt: skip
 
 
@@ -23,8 +23,8 @@ def list_(
         list[str] | None,
         Argument(
             metavar="NAME|OVERRIDE",
-            help="An entry to describe; plugins=[FILE]; norm and model in which the redundant norms of a placement are "
-            "searched for, such as model.qk_norm=head.",
+            help="An entry to describe; plugins=[FILE]; norm and model for which the norms of a placement are listed, "
+            "such as model.qk_norm=head.",
         ),
     ] = None,
     json: Json = False,
@@ -55,14 +55,14 @@ def list_(
 
         register_plugins(plugins)
     format = "json" if json else "table"
-    if what in ("names", "estimators", "formulas", "auto"):
+    if what in ("names", "estimators", "formulas", "sites", "auto"):
         return echo(_table(what, name, json=json), keep="\n")
     if name is None:
         rows = ENTRIES[what]()
         return echo(render(rows if json else table_rows(what, rows), format), keep="\n")
     entry = one_entry(what, name)
     if what == "placements":
-        entry["redundant_norms"] = _redundant_norms(name, plugins, overrides, as_text=not json)
+        entry |= _norms_of(name, plugins, overrides, as_text=not json)
     if json:
         return echo(render([entry], "json"), keep="\n")
     echo(entry_text(entry, shutil.get_terminal_size((100, 24)).columns), keep="\n")
@@ -85,6 +85,10 @@ def _table(what: str, name: str | None, *, json: bool) -> str:
         from normlab.catalogue.placements import formula
 
         rows = [*formula.rows()]
+    elif what == "sites":
+        from normlab.catalogue.sites import rows as rows_of_sites
+
+        rows = rows_of_sites()
     else:
         from normlab.config import rules
 
@@ -109,11 +113,11 @@ def _sort_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
 
 def _check_arguments(what: str, names: Sequence[str], overrides: Sequence[str]) -> None:
     """Reject names and overrides that have no effect on a list."""
-    most = 0 if what in ("auto", "estimators", "formulas", "sweeps") else 1
+    most = 0 if what in ("auto", "estimators", "formulas", "sites", "sweeps") else 1
     if len(names) > most:
         raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     for override in overrides:
-        # They choose the model in which the redundant norms of a placement are found.
+        # They choose the model whose norms are listed.
         if what != "placements" or not names or not override.startswith(("norm", "model")):
             raise ConfigError(
                 f"{override}: has no effect; leave it out: only norm and model, after the name of a placement, have one"
@@ -174,8 +178,8 @@ def _names(name: str | None) -> list[dict[str, Any]]:
     return [*name_entries(name)]
 
 
-def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *, as_text: bool) -> list[str] | str:
-    """Return the sites of the redundant norms of a placement in a model with these overrides.
+def _norms_of(placement: str, plugins: list[str], overrides: list[str], *, as_text: bool) -> dict[str, Any]:
+    """Return the norms of a placement by site, and which of them are redundant, in a model with these overrides.
 
     Raises:
         ConfigError: The overrides give no model.
@@ -183,6 +187,7 @@ def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *
     from normlab.catalogue.placements.base import load_all
     from normlab.config.compose import compose_run
     from normlab.model.redundancy import redundancy_text, without_redundant_norms
+    from normlab.verify.norms_by_site import norms_by_site
 
     # A placement without norms allows no other norm than none.
     chosen = {"norm": "none", "model": "gpt2_nano"}
@@ -192,7 +197,13 @@ def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *
         option, value = override.split("=", 1)
         chosen[option] = value
     model = [f"{option}={value}" for option, value in chosen.items()]
-    sites, _ = without_redundant_norms(compose_run([f"placement={placement}", *plugins, *model]))
+    config = compose_run([f"placement={placement}", *plugins, *model])
+    redundant, _ = without_redundant_norms(config)
+    sites = norms_by_site(config)
     if not as_text:
-        return sites
-    return f"{redundancy_text(sites)} ({' '.join(model)})"
+        return {"norms": sites, "redundant_norms": redundant}
+    texts: list[str] = []
+    for row in sites:
+        numbers = counted(row["parameters"], "parameter")
+        texts.append(f"{row['site']} ({row['blocks'] or 'outside the blocks'}): {row['norm']}, {numbers}")
+    return {"norms": texts, "redundant_norms": f"{redundancy_text(redundant)} ({' '.join(model)})"}

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from normlab.base.errors import ConfigError, no_effect
@@ -33,7 +33,7 @@ from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.config import arms
 from normlab.config.config_folders import SCHEMA, ConfigFolders, no_such_config
-from normlab.config.known_options import GROUPS, SECTIONS, list_options, text_options
+from normlab.config.known_options import GROUPS, OF_SITES, SECTIONS, is_in, list_options, text_options
 from normlab.config.option_names import empty_list_hint
 from normlab.config.override_checks import (
     check_config_exists,
@@ -301,6 +301,13 @@ class _ConfigDir(SearchPathPlugin):
 
 def _set_value(config: DictConfig, override: Override, job: Sequence[Override]) -> None:
     """Set a value in a composed config as Hydra does, after the config groups are merged."""
+    if is_in(override.key_or_group, OF_SITES):
+        # One mapping by dotted names, since a name may be a norm's, `final`, and have options, `final.eps`.
+        with open_dict(config):
+            config.norm.at[override.key_or_group.removeprefix(f"{OF_SITES}.")] = override.value()
+        return
+    if override.key_or_group == OF_SITES:
+        raise ConfigError(f"{override.input_line}: {OF_SITES} is a section; set {OF_SITES}.final=NORM, for example")
     check_values(config, override, job)
     with printing_refusals((override,)):
         OmegaConf.update(config, override.key_or_group, override.value(), merge=True)

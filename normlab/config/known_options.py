@@ -20,6 +20,9 @@ GROUPS: dict[str, Mapping[str, Any]] = {
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
 
+OF_SITES = "norm.at"
+"""The section of norms at sites. Its keys are checked with the model, which alone knows its sites (`config.norms`)."""
+
 _REQUIREMENTS = (
     ("list[", "a list of texts"),
     ("Any", "one text, or a list"),

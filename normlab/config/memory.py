@@ -106,7 +106,7 @@ def _saved_by_layer(config: RunConfig, sequences: int, size: int, *, compiled: b
     """
     model, placement = config.model, config.placement
     assert model.mlp_width is not None  # resolved
-    has_norms = projects(placement) or (not config.norm.is_identity and placement.has_norms(model.depth))
+    has_norms = projects(placement) or any(not placed.norm.is_identity for placed in config.placed_norms)
     numbers = 5 * model.width
     if has_norms and not compiled:
         numbers += 2 * model.width

@@ -81,7 +81,7 @@ def no_such_option(key: str, job: Sequence[Override], section_class: Any = None)
         return is_section(typed, key)
     if not section or not dataclasses.is_dataclass(section_class):
         return ConfigError(f"{typed or repr(key)}: no such option{hint(key, known)}; normlab list options prints all")
-    fixed = ("name", "preset") if section in GROUPS and section_class is not HubData else ()
+    fixed = ("name", "preset", "at") if section in GROUPS and section_class is not HubData else ()
     options = sorted(field.name for field in dataclasses.fields(section_class) if field.name not in fixed)
     owners = choices_with(key) if key in known else []
     if owners:

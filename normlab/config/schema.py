@@ -19,6 +19,7 @@ from normlab.catalogue.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.catalogue.placements.init_rules import INIT_RULES, SCALED_RULES
 from normlab.catalogue.statistics.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 from normlab.config.model import ModelConfig
+from normlab.config.norms import PlacedNorm, check_norms, norm_at, placed_norms, without_defaults
 from normlab.config.stats import StatsConfig
 from normlab.config.train import FOLDER_OF_WEIGHTS, EvalConfig, RunOptions, TrackingConfig, TrainConfig
 
@@ -70,6 +71,31 @@ class RunConfig:
         return self.placement.init
 
     @property
+    def placed_norms(self) -> list[PlacedNorm]:
+        """The norms of the model, block by block."""
+        return placed_norms(self.norm, self.placement, self.model)
+
+    @property
+    def norms(self) -> list[NormConfig]:
+        """The different norms of the model; without any, the run's norm."""
+        norms = {repr(placed.norm): placed.norm for placed in self.placed_norms}
+        return list(norms.values()) or [self.norm]
+
+    def norm_at(self, site: str, layer: int | None = None) -> NormConfig:
+        """Return the norm of a site (a key of `sites.SITES` without parts), in the block `layer` (from 0)."""
+        return norm_at(self.norm, self.model, site, layer)
+
+    @property
+    def batch_statistics(self) -> bool:
+        """Whether a norm of the model has statistics over the batch."""
+        return any(norm.batch_statistics for norm in self.norms)
+
+    @property
+    def measures_batches(self) -> bool:
+        """Whether an output depends on how a batch is divided into micro-batches."""
+        return any(norm.measures_batches for norm in self.norms)
+
+    @property
     def data_seed(self) -> int:
         """The seed of the data order: `data.seed`, or `seed` if that is not set."""
         if self.data.seed is None:
@@ -85,7 +111,7 @@ class RunConfig:
         sequences, in as few micro-batches as are no larger than those of a single device.
         """
         train = self.train
-        if self.devices == 1 or self.norm.measures_batches:
+        if self.devices == 1 or self.measures_batches:
             return train.accumulation
         sequences = train.batch_size // self.devices
         largest = train.batch_size // train.accumulation
@@ -98,7 +124,7 @@ class RunConfig:
     def rows_of_device(self, index: int) -> list[int]:
         """Return the sequences of each batch that a device takes, as indices into the batch, in order."""
         # A norm that measures batches needs a part of each micro-batch on each device; other norms one block of rows.
-        groups = self.train.accumulation if self.norm.measures_batches else 1
+        groups = self.train.accumulation if self.measures_batches else 1
         group = self.train.batch_size // groups
         size = group // self.devices
         rows: list[int] = []
@@ -126,12 +152,9 @@ class RunConfig:
         # Options that contradict each other.
         self._check_statistics()
         self._check_qk_clip()
-        self.norm.validate()
         self.placement.validate()
         self._check_scaling()
-        self.placement.check_norm(self.norm)
-        for width in self._norm_widths():
-            self.norm.check_width(width)
+        check_norms(self.norm, self.placement, self.model)
         if self.init_rule not in INIT_RULES:  # a plugin's placement may misspell its rule
             source = "init" if self.init != "auto" else f"placement={self.placement.name}, init"
             raise ConfigError(f"{source}={self.init_rule}: " + unknown("init rule", self.init_rule, INIT_RULES))
@@ -191,20 +214,21 @@ class RunConfig:
             )
         if self.model.qk_norm != "off":
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")
-        if self._inner_sites & {"q", "k"} or "q = " in self.placement.inside:
+        if any(placed.site == "q" for placed in self.placed_norms) or "q = " in self.placement.inside:
             reason = f"placement={self.placement.name}, which normalises queries and keys"
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", reason)
 
     def _check_devices(self) -> None:
         """Check that the batches can be divided among the devices."""
-        if self.norm.batch_statistics and self.devices > 1 and not self.norm.synchronised:
-            raise ConfigError(
-                f"devices={self.devices}: norm={self.norm.label} takes statistics over the batch and does not "
-                "synchronise them between devices; use devices=1, or call normlab.plugin.moments_over_ranks in the "
-                "norm and set synchronised = True"
-            )
+        for norm in self.norms:
+            if norm.batch_statistics and self.devices > 1 and not norm.synchronised:
+                raise ConfigError(
+                    f"devices={self.devices}: norm={norm.label} takes statistics over the batch and does not "
+                    "synchronise them between devices; use devices=1, or call normlab.plugin.moments_over_ranks in the "
+                    "norm and set synchronised = True"
+                )
         # A norm that measures batches must have the same micro-batches as on one device, so each of them is divided.
-        parts = self.train.accumulation if self.norm.measures_batches else 1
+        parts = self.train.accumulation if self.measures_batches else 1
         if self.train.batch_size // parts % self.devices:
             divided = f"train.batch_size={self.train.batch_size}"
             if parts > 1:
@@ -219,8 +243,9 @@ class RunConfig:
             unmeasured.append((ADAM_STATISTICS, f"optim={self.optim.name}"))
         if self.train.steps == 0:
             unmeasured.append((UPDATE_STATISTICS, "train.steps=0"))
-        if self.norm.batch_statistics:
-            unmeasured.append((PER_EXAMPLE_STATISTICS, f"norm={self.norm.label}"))
+        over_batches = [norm.label for norm in self.norms if norm.batch_statistics]
+        if over_batches:
+            unmeasured.append((PER_EXAMPLE_STATISTICS, f"norm={over_batches[0]}"))
         elif self.eval.sequences < 2:
             unmeasured.append((PER_EXAMPLE_STATISTICS, f"eval.sequences={self.eval.sequences}"))
         for statistics, setting in unmeasured:
@@ -234,29 +259,28 @@ class RunConfig:
         `validate` does not: `normlab verify` builds placements with norms and depths for which some options have none.
         """
         model = self.model
-        in_attention = model.qk_norm != "off" or model.v_norm
-        if not self.norm.is_identity and not in_attention and not self.placement.has_norms(model.depth):
+        if not self.norm.is_identity and not self.placed_norms:
             raise ConfigError(
                 f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
             )
         # Learned positions are added to the scaled embeddings.
-        is_normed = self.placement.end_formulas[0] == NORM_UPDATE and "scale" in self.norm.invariances
+        is_normed = self.placement.end_formulas[0] == NORM_UPDATE
+        is_normed = is_normed and "scale" in self.norm_at("embedding").invariances
         if model.embed_scale != 1 and is_normed and model.positions == "rope":
             raise no_effect(
                 f"model.embed_scale={model.embed_scale}",
                 f"the norm of placement={self.placement.name} on the embeddings",
             )
-        if self.norm.is_identity and model.qk_norm != "off":
+        if self.norm.is_nowhere and model.qk_norm != "off":
             raise no_effect(f"model.qk_norm={model.qk_norm}", f"norm={self.norm.name}")
-        if model.v_norm and self.norm.is_identity:
+        if self.norm.is_nowhere and model.v_norm:
             raise no_effect("model.v_norm=true", f"norm={self.norm.name}")
-        if model.v_norm and "v" in self._inner_sites:
+        if model.v_norm and any("v" in self.placement.inner_sites(layer, model.depth) for layer in range(model.depth)):
             raise no_effect("model.v_norm=true", f"placement={self.placement.name}, which has this norm")
         self.placement.reject_unused_options(self.norm, self.model.depth)
 
     def warnings(self) -> list[str]:
         """Return a warning for each known problem of this config that does not prevent training."""
-        placement = self.placement
         warnings = self._init_warnings()
         for name in ("width", "depth"):
             size, base = getattr(self.model, name), getattr(self.model, f"base_{name}")
@@ -269,18 +293,25 @@ class RunConfig:
                 f"optim.decay_mode=independent: a step at the peak takes up to {decay:.0%} of a weight, as a "
                 f"decay of {decay / optim.lr:g} with proportional; lower optim.weight_decay or that of a group"
             )
-        end, steps = self.norm.changing[1], self.train.steps
+        for norm in self.norms:
+            warnings += self._norm_warnings(norm)
+        return list(dict.fromkeys(warnings))
+
+    def _norm_warnings(self, norm: NormConfig) -> list[str]:
+        """Return the warnings about a norm of the model, wherever it stands."""
+        warnings: list[str] = []
+        end, steps = norm.changing[1], self.train.steps
         if end > steps:
-            warnings.append(f"norm={self.norm.label}: changes until update {end}, and train.steps={steps}")
-        if end and not placement.end_formulas[1]:
+            warnings.append(f"norm={norm.label}: changes until update {end}, and train.steps={steps}")
+        if end and not self.placement.end_formulas[1]:
             warnings.append(
-                f"norm={self.norm.label}: after its taper nothing bounds the logits, because placement={placement.name}"
-                " has no norm before the output matrix; set placement.final_norm=true"
+                f"norm={norm.label}: after its taper nothing bounds the logits, because "
+                f"placement={self.placement.name} has no norm before the output matrix; set placement.final_norm=true"
             )
-        if not self.norm.causal:
-            evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "does too"
+        if not norm.causal:
+            evaluated = "uses running statistics and does not" if norm.batch_statistics else "does too"
             warnings.append(
-                f"norm={self.norm.label}: in training, each token's statistics include later tokens, so the training "
+                f"norm={norm.label}: in training, each token's statistics include later tokens, so the training "
                 f"loss uses the future; the validation loss {evaluated}"
             )
         return warnings
@@ -300,23 +331,6 @@ class RunConfig:
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
         return warnings
 
-    @property
-    def _inner_sites(self) -> set[str]:
-        """The sites of the placement's norms inside the sub-layers of any block."""
-        sites: set[str] = set()
-        for layer in range(self.model.depth):
-            sites.update(self.placement.inner_sites(layer, self.model.depth))
-        return sites
-
-    def _norm_widths(self) -> set[int]:
-        model, widths, inner = self.model, {self.model.width}, self._inner_sites
-        # Norms of heads and of hidden activations have other widths, which a norm may not divide into its groups.
-        if model.qk_norm == "head" or model.v_norm or inner & {"q", "k", "v"}:
-            widths.add(model.width // model.heads)
-        if "mlp_inner" in inner and model.mlp_width is not None:
-            widths.add(model.mlp_width)
-        return widths
-
     def identity(self) -> dict[str, Any]:
         """Return the options that can change the numbers, with `init` resolved.
 
@@ -324,7 +338,8 @@ class RunConfig:
         """
         # An option that repeats a default must not give the same run another id.
         placement = identity_tree(self.placement.without_defaults(self.model.depth))
-        tree = identity_tree(self) | {"init": self.init_rule, "placement": placement}
+        norm = _without_empty(identity_tree(without_defaults(self.norm, self.placement, self.model)))
+        tree = identity_tree(self) | {"init": self.init_rule, "norm": norm, "placement": placement}
         # The same weights in another folder start the same run.
         weights = FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or "")
         if weights:
@@ -338,9 +353,14 @@ class RunConfig:
         """
         tree = plain_tree(self)
         del tree["results_dir"]
-        return tree
+        return tree | {"norm": _without_empty(tree["norm"])}
 
     @property
     def config_hash(self) -> str:
         """SHA-256 of the canonical JSON of `identity()`."""
         return canonical_hash(self.identity())
+
+
+def _without_empty(norm: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a norm without an empty `at`, which runs of one norm, and older ones, do not have."""
+    return {name: value for name, value in norm.items() if name != "at" or value}

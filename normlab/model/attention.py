@@ -125,16 +125,16 @@ def attention_backend(
 
 
 def _placed_norms(config: ModelConfig, sites: frozenset[str], make_norm: MakeNorm) -> nn.ModuleDict:
-    """Return the norms that the placement and `v_norm` put inside attention, by site: q, k, v or attn_inner."""
+    """Return the norms that the placement and `v_norm` put inside attention, by the names of their modules."""
     norms = nn.ModuleDict()
     head_width = config.width // config.heads
     for site in ("q", "k", "v"):
         if site in sites:
-            norms[site] = make_norm(head_width)
+            norms[site] = make_norm(head_width, site)
     if config.v_norm:
-        norms["v"] = make_norm(head_width, plain=True)
-    if "attn_inner" in sites:
-        norms["attn_inner"] = make_norm(config.width)
+        norms["v"] = make_norm(head_width, "v")
+    if "inner_attn" in sites:
+        norms["attn_inner"] = make_norm(config.width, "inner_attn")
     return norms
 
 
@@ -144,7 +144,7 @@ def _qk_norms(config: ModelConfig, make_norm: MakeNorm) -> nn.ModuleDict:
     if config.qk_norm != "off":
         width = {"head": config.width // config.heads, "full": config.width}[config.qk_norm]
         for site in ("q", "k"):
-            norms[site] = make_norm(width)
+            norms[site] = make_norm(width, site)
     return norms
 
 

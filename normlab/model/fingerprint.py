@@ -17,7 +17,7 @@ Shapes: B batch, T time, D width.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.errors import ConfigError
+from normlab.catalogue.sites import split_key
 from normlab.config.schema import RunConfig
 from normlab.model.small import build_small, hashed_numbers, shrink, tokens
 
@@ -53,29 +54,31 @@ def fingerprint(config: RunConfig) -> str:
             # A default adds nothing: an option that a later version adds leaves the fingerprints of older runs.
             if field.name in NARROW_OPTIONS and value != field.default:
                 content.update(f"{field.name} {value}\n".encode())
+    for key, value in small.norm.at.items():
+        if split_key(key)[1] in NARROW_OPTIONS:
+            content.update(f"{key} {value}\n".encode())
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         lines = list(_lines(small))
         content.update("".join(lines).encode())
-        eps = getattr(small.norm, "eps", 0)
-        if eps:
-            norm = dataclasses.replace(small.norm, eps=eps / 2)  # pyright: ignore[reportCallIssue]
-            halved = _lines(dataclasses.replace(small, norm=norm))
+        all_eps = dict.fromkeys(getattr(norm, "eps", 0) for norm in small.norms)
+        if any(all_eps):
+            halved = _lines(small, with_eps=lambda eps: eps / 2)
             # Compared one by one: the first line that differs ends the second computation.
             if all(line == line_halved for line, line_halved in zip(lines, halved, strict=True)):
-                content.update(f"eps {eps}\n".encode())
+                content.update(f"eps {' '.join(map(str, all_eps))}\n".encode())
     return content.hexdigest()[:16]
 
 
-def _lines(config: RunConfig) -> Iterator[str]:
+def _lines(config: RunConfig, with_eps: Callable[[float], float] | None = None) -> Iterator[str]:
     """Yield the name and the digits of every output, gradient and buffer of each block, and of the logits."""
-    small = build_small(config, alike=True)
+    small = build_small(config, alike=True, with_eps=with_eps)
     torch.default_generator.manual_seed(0)  # for a plugin whose forward pass draws random numbers
     for number, norm in enumerate(small.norms):
         for name, parameter in norm.named_parameters():
             if parameter.dim() > 1:  # its values come from torch's generator, which may differ between versions
                 yield f"norm {number} {name} {_digest(torch.tensor(parameter.shape))}\n"
     start = stream = small.gpt.embed(tokens())
-    modes = ("train", "eval") if config.norm.batch_statistics else ("train",)
+    modes = ("train", "eval") if config.batch_statistics else ("train",)
     blocks = _KnownBlocks()
     for layer, block in enumerate(small.gpt.blocks, start=1):
         digits, stream = blocks.execute(block, stream, modes)

@@ -1,4 +1,4 @@
-"""Model FLOPs of a training step, in closed form from the config. Imports torch only for a norm with matrix products.
+"""Model FLOPs of a training step, in closed form from the config. Imports no torch.
 
 Shapes: B sequences of a micro-batch, T context, D width of the model, H heads, M width of the MLP, V vocabulary, L
 depth.
@@ -6,15 +6,7 @@ depth.
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
-
 from normlab.config.schema import RunConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-Shape = tuple[int, ...]
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> float:
@@ -47,44 +39,9 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
 
 def _norm_flops(config: RunConfig) -> int:
     """Return the FLOPs of the matrix products inside the norms, for one micro-batch."""
-    model, train = config.model, config.train
-    assert model.mlp_width is not None  # resolved
-    tokens = (train.batch_size // train.accumulation, model.context)
-    stream, hidden = (*tokens, model.width), (*tokens, model.mlp_width)
-    heads = (*tokens, model.heads, model.width // model.heads)
-    # Nearly every norm: the number of norms on the stream needs torch, which takes seconds to import.
-    if not config.norm.matmul_flops(stream):
-        return 0
-    inputs: Counter[Shape] = Counter()
-    if model.qk_norm == "head":
-        inputs[heads] += 2 * model.depth
-    elif model.qk_norm == "full":
-        inputs[stream] += 2 * model.depth
-    inputs[heads] += model.v_norm * model.depth
-    for layer in range(model.depth):
-        sites = config.placement.inner_sites(layer, model.depth)
-        # A Boolean counts as 0 or 1.
-        inputs[heads] += len(sites & {"q", "k", "v"})
-        inputs[stream] += "attn_inner" in sites
-        inputs[hidden] += "mlp_inner" in sites
-    inputs[stream] += _norms_on_stream(config)
-    return sum(count * config.norm.matmul_flops(shape) for shape, count in inputs.items())
-
-
-def _norms_on_stream(config: RunConfig) -> int:
-    """Return the number of norms outside the sub-layers, all of the stream's width."""
-    import torch
-
-    norms: list[nn.Module] = []
-
-    def make_norm(width: int, **site: bool) -> nn.Module:
-        norms.append(config.norm.at(**site).build(width))
-        return norms[-1]
-
-    placement, model = config.placement, config.model
-    with torch.device("meta"):  # without memory, and without random numbers
-        placement.input_module(model.width, make_norm)
-        placement.output_module(model.width, make_norm)
-        for layer in range(model.depth):
-            placement.wire(layer, model.depth, model.width, make_norm)
-    return len(norms)
+    train = config.train
+    tokens = (train.batch_size // train.accumulation, config.model.context)
+    flops = 0
+    for placed in config.placed_norms:
+        flops += placed.norm.matmul_flops((*tokens, *placed.shape))
+    return flops

@@ -9,7 +9,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ def padding_of(weight: Tensor) -> int:
     if not weight.is_cuda or len(weight) <= SMALL_VOCAB:
         return 0
     return -len(weight) % 64
+
+
+class MakeNormOfModel(Protocol):
+    """Builds the norm of a site, which may differ between blocks."""
+
+    def __call__(self, width: int, site: str, layer: int | None = None) -> nn.Module:
+        """Return the module for vectors of a width at a site, in the block `layer` (from 0) or outside the blocks."""
+        ...
 
 
 class Embed(nn.Module):
@@ -72,8 +80,11 @@ class Block(nn.Module):
     With `shares_values`, tensors that several blocks use accompany the stream: (stream, tensors by name).
     """
 
-    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int, vocab_size: int):
+    def __init__(
+        self, config: ModelConfig, placement: Placement, make_norm: MakeNormOfModel, layer: int, vocab_size: int
+    ):
         super().__init__()
+        make_norm_here: MakeNorm = partial(make_norm, layer=layer)
         sites = placement.inner_sites(layer, config.depth)
         head_width = config.width // config.heads
         scale = placement.attention_scale(head_width)
@@ -83,11 +94,11 @@ class Block(nn.Module):
         self.branch_factor = 1 / config.depth_ratio
         self.shares_values = config.shares_values
         self.attn = Attention(
-            config, sites, scale, make_norm, layer=layer, vocab_size=vocab_size, head_scale=placement.head_scale(),
+            config, sites, scale, make_norm_here, layer=layer, vocab_size=vocab_size, head_scale=placement.head_scale(),
             rotated=placement.qk_transform(config.heads, head_width),
         )  # fmt: skip
-        self.mlp = MLP(config, sites, make_norm, placement.hidden_transform)
-        self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
+        self.mlp = MLP(config, sites, make_norm_here, placement.hidden_transform)
+        self.wiring = placement.wire(layer, config.depth, config.width, make_norm_here)
 
     def forward(self, stream: Any) -> Any:
         shared: dict[str, Tensor] = {}
@@ -123,7 +134,7 @@ class Head(nn.Module):
         tokens: nn.Embedding,
     ):
         super().__init__()
-        self.close = placement.output_module(config.width, partial(make_norm, final=True))
+        self.close = placement.output_module(config.width, make_norm)
         self.logits = placement.logits_transform(vocab_size, config.width)
         self.divisor = config.width_ratio
         self.softcap, self.shares_values = config.logit_softcap, config.shares_values
@@ -174,7 +185,7 @@ class GPT(nn.Module):
     Weights are uninitialised until `model.init.initialise` has drawn them.
     """
 
-    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, vocab_size: int):
+    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNormOfModel, vocab_size: int):
         super().__init__()
         self.context = config.context
         self.embed = Embed(config, placement, make_norm, vocab_size)

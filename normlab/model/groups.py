@@ -15,6 +15,7 @@ from normlab.catalogue.optimizers.options import GROUPS, GroupOptions, Parameter
 from normlab.catalogue.parameters import EMBEDDING, HEAD
 from normlab.catalogue.placements.base import projects
 from normlab.catalogue.placements.init_rules import Weight
+from normlab.catalogue.sites import SITES
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import drawn_weights, standard_deviation
@@ -32,13 +33,13 @@ DEFAULTS = {"lr": "1", "decay": "null"}
 def groups_of(model: GPT) -> dict[str, str]:
     """Return the group of each parameter of a GPT by the parameter's name, in the order of the model.
 
-    It follows from the parameter's role, and for a norm's from where the norm stands.
+    It follows from the parameter's role, and for a norm's from the norm's site.
     """
     places: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, InstrumentedNorm):
             for leaf, _ in module.named_parameters():
-                places[f"{name}.{leaf}"] = _place_of(name, model)
+                places[f"{name}.{leaf}"] = SITES[module.placed_at].group
     groups: dict[str, str] = {}
     for name, role in model.roles.items():
         if name not in places:
@@ -48,18 +49,6 @@ def groups_of(model: GPT) -> dict[str, str]:
         else:
             groups[name] = OF_NORMS[role]
     return groups
-
-
-def _place_of(norm: str, model: nn.Module) -> str:
-    """Return where the norm of a module name is: input, output, qk or final."""
-    owner, _, leaf = norm.rpartition(".")
-    if norm.startswith("head."):
-        return "final"
-    if leaf in ("q", "k", "v"):
-        return "qk"
-    # `out` and `res` are sites of the residual algebra; any other wiring lists its norms behind a branch or a sum.
-    output_norms = ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ()))
-    return "output" if leaf in output_norms else "input"
 
 
 class _Parameter(NamedTuple):
@@ -87,8 +76,8 @@ def check_parameters(config: RunConfig) -> None:
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _parameters:  # a grid has the same structures again and again
 
-        def make_norm(width: int, **site: bool) -> nn.Module:
-            return instrument(config.norm.at(**site).build(width))
+        def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
+            return instrument(config.norm_at(site, layer).build(width), site)
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)

@@ -111,11 +111,11 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
     """
     count = 0
 
-    def make_norm(width: int, **site: bool) -> nn.Module:
+    def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
         nonlocal count
         torch.default_generator.manual_seed(derive_seed(config.seed, f"norm/{count}") % 2**63)
         count += 1
-        return instrument(config.norm.at(**site).build(width))
+        return instrument(config.norm_at(site, layer).build(width), site)
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)

@@ -105,7 +105,9 @@ class InstrumentedNorm(nn.Module):
     """Mixin of every norm of a model: observes the norm's input and output."""
 
     site: str = ""
-    """The norm's site in its segment."""
+    """The norm's name in its segment, such as `attn.in`, by which its statistics are told apart."""
+    placed_at: str = ""
+    """The site where it stands, a key of `sites.SITES`."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)  # pyright: ignore[reportAttributeAccessIssue]
@@ -113,11 +115,13 @@ class InstrumentedNorm(nn.Module):
         return y
 
 
-def instrument(norm: nn.Module) -> nn.Module:
-    """Make a norm observe its input and output; its parameters keep their names."""
+def instrument(norm: nn.Module, site: str) -> nn.Module:
+    """Make a norm at a site (`sites.SITES`) observe its input and output; its parameters keep their names."""
     # A norm inside another module would give its parameters a longer name, so the class is replaced.
     if not isinstance(norm, nn.Identity | InstrumentedNorm):  # norm=none builds an identity
         norm.__class__ = _instrumented_class(type(norm))
+    if isinstance(norm, InstrumentedNorm):
+        norm.placed_at = site
     return norm
 
 

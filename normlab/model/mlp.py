@@ -41,8 +41,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, width, bias=config.bias)
         self.is_squared = config.mlp == "relu2"
         self.norm: nn.Module | None = None
-        if "mlp_inner" in sites:
-            self.norm = make_norm(hidden)
+        if "inner_mlp" in sites:
+            self.norm = make_norm(hidden, "inner_mlp")
         # The placement may transform the outputs of `up` and `gate`, before any activation.
         self.of_up = hidden_transform("up", width, hidden)
         self.of_gate: nn.Module | None = None

@@ -6,7 +6,7 @@ Shapes: B batch, T time, D width.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +22,7 @@ from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.optimizers.options import AdamW
 from normlab.catalogue.placements.base import Placement
 from normlab.config.model import ModelConfig
+from normlab.config.norms import PlacedNorm
 from normlab.config.schema import RunConfig
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
@@ -113,13 +114,15 @@ class SmallModel:
 
     config: RunConfig
     gpt: GPT
-    norms: list[nn.Module]
-    """The run's norms, in the order of their construction."""
+    norms: dict[nn.Module, PlacedNorm]
+    """The model's norms, in the order of their construction, each with its site and options."""
     initial_values: dict[str, list[float]]
     """Initial values of the parameters outside linear layers and embeddings, by layer and name."""
 
 
-def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) -> SmallModel:
+def build_small(
+    config: RunConfig, *, alike: bool = False, filled: bool = True, with_eps: Callable[[float], float] | None = None
+) -> SmallModel:
     """Build the model of a small config.
 
     Args:
@@ -127,12 +130,18 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         alike: Whether all blocks get the same numbers.
         filled: Whether parameters get hashed numbers. Otherwise they keep their initial values, and those of linear
             layers and embeddings are torch's.
+        with_eps: Gives the eps of each norm that has one, from the eps of the config.
     """
-    norms: list[nn.Module] = []
+    norms: dict[nn.Module, PlacedNorm] = {}
 
-    def make_norm(width: int, **site: bool) -> nn.Module:
-        norms.append(config.norm.at(**site).build(width))
-        return norms[-1]
+    def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
+        options = config.norm_at(site, layer)
+        eps = getattr(options, "eps", 0)
+        if eps and with_eps is not None:
+            options = dataclasses.replace(options, eps=with_eps(eps))  # pyright: ignore[reportCallIssue]
+        norm = options.build(width)
+        norms[norm] = PlacedNorm(site, layer, (width,), options)
+        return norm
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -146,7 +155,7 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     for name, buffer in model.named_buffers():
         if name.endswith(COUNTER):
             # Some branches have grown, others not; a norm that changes by itself is halfway.
-            buffer.fill_(max(1.5, sum(config.norm.changing) / 2))
+            buffer.fill_(max([1.5, *(sum(placed.norm.changing) / 2 for placed in norms.values())]))
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:

@@ -102,7 +102,7 @@ def _validation(config: RunConfig, settings: RuntimeSettings, corpus: Corpus, ra
         targets_NT=targets_NT.to(device),
         batch_size=config.train.batch_size // config.train.accumulation,
         autocast=settings.autocast(),
-        batch_statistics=config.norm.batch_statistics,
+        batch_statistics=config.batch_statistics,
         ranks=ranks,
     )
 

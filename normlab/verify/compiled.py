@@ -140,7 +140,7 @@ def _size(value: Tensor) -> float:
 
 def _of_formula(small: SmallModel) -> dict[str, Tensor]:
     """Return the loss and gradients of the formula, in float64 on the CPU."""
-    with record_norm_order(small.gpt, small.norms) as norm_order, torch.no_grad():
+    with record_norm_order(small.gpt, list(small.norms)) as norm_order, torch.no_grad():
         small.gpt.train()(tokens(BATCH, TIME))
     logits_BTV = ReferenceModel(small.config, small.gpt, norm_order)(tokens(BATCH, TIME))
     loss = F.cross_entropy(logits_BTV.flatten(0, 1), _targets().flatten())

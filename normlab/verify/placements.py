@@ -6,6 +6,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 
@@ -19,6 +20,7 @@ from normlab.catalogue.placements.algebra import AlgebraPlacement
 from normlab.catalogue.placements.base import Placement, projects
 from normlab.catalogue.placements.table import ROWS
 from normlab.catalogue.placements.wiring import Branch
+from normlab.catalogue.sites import SITES
 from normlab.model.small import (
     VOCAB,
     SmallModel,
@@ -50,12 +52,18 @@ def formula_check(small: SmallModel, subject: str) -> Check:
     # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
     reference_kind = "identity" if isinstance(placement, AlgebraPlacement) else "self"
     claim = f"computes {placement.full_formula}"
-    with record_norm_order(model, small.norms) as norm_order:
+    with record_norm_order(model, list(small.norms)) as norm_order:
         model_results = _logits_and_gradients(model.train(), model)
+    reference = ReferenceModel(small.config, model, norm_order)
     try:
-        expected = _logits_and_gradients(ReferenceModel(small.config, model, norm_order), model)
+        expected = _logits_and_gradients(reference, model)
     except FormulaMismatch as error:
         return Check(subject, claim, passed=False, result=str(error), reference_kind=reference_kind)
+    for norm, site in reference.sites:
+        made_for = small.norms[norm].site
+        if made_for != site:
+            result = f"the wiring makes a norm for site {made_for!r}, and in the formula it is at {site!r}"
+            return Check(subject, claim, passed=False, result=result, reference_kind=reference_kind)
     largest = LargestError(TOLERANCE)
     # Some gradients are zero up to rounding (key biases, which the softmax cancels), so no scale is much smaller than
     # the largest one.
@@ -74,15 +82,17 @@ def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module)
 
 
 def norms_check(small: SmallModel, subject: str) -> Check:
-    """Check that the model has a norm exactly if the placement declares one."""
+    """Check that the model has norms at the sites that the placement declares, and at no others."""
     depth = small.config.model.depth
-    declared = small.config.placement.has_norms(depth)
-    claim, expected = ("has norms", "norms") if declared else ("has no norm of the run", "none")
-    result = f"{len(small.norms)} at depth {depth}"
+    declared = Counter((placed.site, placed.layer) for placed in small.config.placed_norms)
+    built = Counter((placed.site, placed.layer) for placed in small.norms.values())
+    claim = "has norms at the declared sites" if declared else "has no norm of the run"
     problems: list[str] = []
-    if bool(small.norms) != declared:
-        problems.append(f"expected {expected}, found {result}")
-    return check_no_problems(subject, claim, problems, result)
+    for site, layer in {**declared, **built}:
+        if declared[site, layer] != built[site, layer]:
+            block = "" if layer is None else f" of block {layer}"
+            problems.append(f"{site}{block}: declared {declared[site, layer]}, built {built[site, layer]}")
+    return check_no_problems(subject, claim, problems[:4], f"{len(small.norms)} at depth {depth}")
 
 
 @torch.no_grad()
@@ -92,20 +102,20 @@ def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
     In training a change of the last token changes earlier logits only if the norm is not causal. Logits in evaluation
     equal those in training bit for bit, unless the norm has batch statistics.
     """
-    norm = small.config.norm
+    is_causal = all(norm.causal for norm in small.config.norms)
     claim, expected = "no logit depends on a later token", "no change of earlier logits"
-    if not norm.causal:
+    if not is_causal:
         claim, expected = "logits depend on later tokens in training", "a change of earlier logits"
     before, after = tokens(), tokens()
     after[:, -1] = (after[:, -1] + 1) % VOCAB
     logits = _logits_of(small.gpt, before)
     change = float((logits - _logits_of(small.gpt, after))[:, :-1].abs().max())
     problems: list[str] = []
-    if (change > 1e-12) == norm.causal:
+    if (change > 1e-12) == is_causal:
         problems.append(f"expected {expected}, found {change:.1e} (tolerance 1e-12)")
     yield check_no_problems(subject, claim, problems, f"largest change {change:.1e}")
     # Batch statistics are those of the batch in training, and running ones in evaluation.
-    if norm.batch_statistics:
+    if small.config.batch_statistics:
         return
     change = float((logits - _logits_of(small.gpt, before, training=False)).abs().max())
     problems = []
@@ -178,8 +188,8 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     wrong, norm = [], _norms_for(placement)[0]
 
-    def make_norm(width: int, **site: bool) -> nn.Module:
-        return norm.at(**site).build(width)
+    def make_norm(width: int, site: str) -> nn.Module:
+        return norm.build(width)
 
     x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
     for depth in DEPTHS:
@@ -270,7 +280,8 @@ def _norms_for(placement: Placement) -> list[NormConfig]:
     """Return norm=none, so that no norm has parameters, or norms with gains if required."""
     no_norm = NORMS["none"]()  # pyright: ignore[reportCallIssue]
     try:
-        placement.check_norm(no_norm)
+        for site in SITES:
+            placement.check_norm(site, no_norm)
     except ConfigError:
         return [NORMS["rmsnorm"](unit_offset=offset) for offset in (False, True)]  # pyright: ignore[reportCallIssue]
     return [no_norm]

@@ -26,13 +26,13 @@ from torch.nn.functional import linear
 
 from normlab.base.errors import counted, unknown
 from normlab.base.options import plain_tree
-from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import SWITCHES
 from normlab.catalogue.placements.formula import SHAPE_METHODS, runs_twice
 from normlab.catalogue.placements.formula_functions import FUNCTIONS, STREAM_FUNCTIONS
 from normlab.catalogue.placements.wiring import UPDATES
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
+from normlab.verify.formula_sites import WithSites
 
 Map = Callable[[Tensor], Tensor]
 
@@ -54,7 +54,8 @@ def _unknown_name(name: str, listed: Collection[str]) -> str:
 class ReferenceModel:
     """Computes logits (B, T, V) from tokens (B, T) by the placement's formula.
 
-    It uses the parameters of the model, in float64, and the norms of each segment, from `record_norm_order`.
+    It uses the parameters of the model, in float64, and the norms of each segment, from `record_norm_order`. Which
+    options a norm has follows from its site in the formula (`formula_sites`), and not from where the model made it.
 
     Raises:
         FormulaMismatch: When called: the formula has more norms than the model, or fewer, or an unknown name.
@@ -64,6 +65,12 @@ class ReferenceModel:
         self.config, self.model, self.norm_order = config, model, norm_order
         self.pending: deque[nn.Module] = deque()
         """Norms of the current segment that the formula has not used yet."""
+        self.site = ""
+        """The site of all norms of the current segment; empty in a block."""
+        self.layer: int | None = None
+        """The current block, from 0."""
+        self.sites: list[tuple[nn.Module, str]] = []
+        """The norms that the formula has used, with their sites in it."""
         self.first_values: Tensor | None = None
         """The values of attention in the first block."""
         self.tokens_BT = torch.empty(0)
@@ -82,10 +89,14 @@ class ReferenceModel:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
         embedding_formula, head_formula = self.config.placement.end_formulas
+        self.site, self.layer, self.sites = "embedding", None, []
         self._run("embed", embedding_formula, streams, (model.embed, {}))
+        self.site = ""
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
+            self.layer = layer - 1
             self._run_block(layer, block, streams)
+        self.site, self.layer = "final", None
         statements = filter(None, (self.config.placement.head_weights_formula, head_formula))
         self._run("head", "; ".join(statements), streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
@@ -117,11 +128,11 @@ class ReferenceModel:
     ) -> None:
         """Execute the formula once for each (owner of parameters, names); every norm must be used."""
         self.pending = deque(self.norm_order.get(segment, ()))
-        for owner, names in runs:
+        for (owner, names), sub_layer in zip(runs, ("attn", "mlp"), strict=False):
             parameters = {name.replace(".", "_"): parameter for name, parameter in owner.named_parameters()}
             namespace = self._namespace(formula, streams, {"N": self._norm, **names}, parameters)
             try:
-                exec(_compiled(formula), namespace, streams)  # noqa: S102
+                exec(_compiled_with_sites(formula, sub_layer), namespace, streams)  # noqa: S102
             except Exception as error:  # a plugin's formula may raise anything
                 raise FormulaMismatch(f"{segment}: {formula!r} cannot be evaluated ({error})") from error
         if self.pending:
@@ -200,18 +211,19 @@ class ReferenceModel:
         exec(_compiled(statements[0]), namespace, streams)  # noqa: S102
         return streams[name]
 
-    def _norm(self, x_D: Tensor, norm: NormConfig | None = None) -> Tensor:
+    def _norm(self, x_D: Tensor, site: str) -> Tensor:
         """Apply the segment's next norm by its reference, or by its module if it has no reference.
 
         Args:
-            norm: That of the module, if it is not the run's.
+            site: Where the formula has it, if in a block.
         """
         if not self.pending:
             raise FormulaMismatch("the formula has more norms than the model")
-        module = self.pending.popleft()
+        module, site = self.pending.popleft(), self.site or site
+        self.sites.append((module, site))
         weights = dict(module.named_parameters()) | dict(module.named_buffers())
         try:
-            return (norm or self.config.norm).reference(x_D, weights)
+            return self.config.norm_at(site, self.layer).reference(x_D, weights)
         except NotImplementedError:
             return module(x_D)
 
@@ -249,7 +261,7 @@ class ReferenceModel:
         if model.rope_theta is not None:
             q_BTHK, k_BTHK = (_rotate(x, model.rope_theta, model.rope_fraction) for x in (q_BTHK, k_BTHK))
         if model.qk_norm_after_rope:
-            q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
+            q_BTHK, k_BTHK = self._norm(q_BTHK, "q"), self._norm(k_BTHK, "k")
         q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
         shape, scales = (model.heads, -1), block.attn.rotated
         q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, scales, shape) for y_BTHK in (q_BTHK, k_BTHK))
@@ -274,14 +286,13 @@ class ReferenceModel:
             y_BTD = self._mixed_values(block, x_BTD, y_BTD)
         qk_norm = model.qk_norm if site in "qk" else "off"
         if qk_norm == "full":
-            y_BTD = self._norm(y_BTD)
+            y_BTD = self._norm(y_BTD, site)
         y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
         if qk_norm == "head" and not model.qk_norm_after_rope:
-            y_BTHK = self._norm(y_BTHK)
-        if site == "v" and model.v_norm:
-            # The norm of values has no gain and bias.
-            return self._norm(y_BTHK, self.config.norm.plain())
-        return self._norm(y_BTHK) if inner else y_BTHK
+            y_BTHK = self._norm(y_BTHK, site)
+        if inner or (site == "v" and model.v_norm):
+            return self._norm(y_BTHK, site)
+        return y_BTHK
 
     def _scores(self, q_BTHK: Tensor, k_BTHK: Tensor) -> Tensor:
         """Return the scores of attention before the mask."""
@@ -349,6 +360,14 @@ def _parsed(formula: str) -> ast.Module:
 @cache
 def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
+
+
+@cache
+def _compiled_with_sites(formula: str, sub_layer: str) -> CodeType:
+    """Return the code of a formula of blocks, in which each norm knows its site; F is the `sub_layer`."""
+    tree = ast.parse(formula)
+    tree = WithSites(tree, sub_layer).visit(tree)
+    return compile(ast.fix_missing_locations(tree), "<formula>", "exec")
 
 
 def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:

@@ -185,8 +185,8 @@ def groups_of_norm(norm: NormConfig, subject: str, width: int) -> Check:
 def _instrumented_model(config: RunConfig) -> GPT:
     """Return a small model in which the norms are marked, as in training."""
 
-    def make_norm(width: int, **site: bool) -> nn.Module:
-        return instrument(config.norm.at(**site).build(width))
+    def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
+        return instrument(config.norm_at(site, layer).build(width), site)
 
     with torch.device("meta"):
         return GPT(config.model, config.placement, make_norm, 1)
@@ -269,6 +269,7 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     if placement.has_free_branches:
         models.append(SCALED)
     configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in models]
+    configs += [(subject, config) for config in _with_a_norm_for_each_site(placement)]
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
     for name, kind in NORMS.items():
@@ -283,6 +284,22 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
         yield placements.formula_check(build_small(config), label)
     for model in changed:
         yield placements.formula_check(model, f"{subject} {label_of(model.config.placement)}")
+
+
+def _with_a_norm_for_each_site(placement: Placement) -> Iterator[RunConfig]:
+    """Yield models in which the norms of different sites have different eps, in all blocks and in some."""
+    for layers in ("", "1::2"):
+        norm = _visible_norm(placement)
+        plain = small_config(norm, placement, depth=DEPTH, positions="rope", qk_norm="head")
+        settings: dict[str, Any] = {}
+        for number, placed in enumerate(plain.placed_norms, start=1):
+            settings[f"{placed.site}.eps"] = number * LARGE_EPS
+            if layers and placed.layer is not None:
+                settings[f"{placed.site}.layers"] = layers
+        if norm.is_identity:
+            return
+        norm = dataclasses.replace(norm, at=settings)
+        yield small_config(norm, placement, depth=DEPTH, positions="rope", qk_norm="head")
 
 
 def _visible_norm(placement: Placement) -> NormConfig:

@@ -10,7 +10,7 @@ from normlab.catalogue.norms.base import NormConfig
 
 LARGE_EPS = 0.3
 """An eps large enough that its position in a formula changes the result."""
-NAME_FIELDS = ("name", "preset")
+NAME_FIELDS = ("name", "preset", "at")
 
 
 def label_of(options: Any) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from normlab.base.paths import config_dir
 from normlab.catalogue.entries import CAUSAL, FILE, KINDS, Entry, describe, options_of
+from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.init_rules import INIT_RULES, InitRule
 from normlab.catalogue.placements.table import ROWS
 from normlab.config.compose import norm_presets
@@ -89,7 +90,10 @@ def declared_entries() -> dict[str, list[Entry]]:
         norms += [texts[preset.preset] | _properties(preset) for preset in presets if preset.name == name]
     known, rows = GROUPS["placement"], [row.name for row in ROWS]
     placements = [describe(known[name], name) | {"causal": CAUSAL} for name in rows + sorted(known.keys() - rows)]
-    options = options_of(RunConfig) + options_of(SweepOptions, "sweep.")
+    options = [
+        {"option": "norm.at.SITE", "default": None, "about": _help_of_sites()},
+        *options_of(RunConfig), *options_of(SweepOptions, "sweep."),
+    ]  # fmt: skip
     return {
         "norms": norms, "placements": placements, "models": _presets("model"),
         "recipes": _recipes(), "stats": _presets("stats"),
@@ -99,6 +103,10 @@ def declared_entries() -> dict[str, list[Entry]]:
         "defaults": _defaults(),
         "options": [{"name": option.pop("option"), **option} for option in options if option["option"] not in GROUPS],
     }  # fmt: skip
+
+
+def _help_of_sites() -> str:
+    return next(field.metadata["help"] for field in dataclasses.fields(NormConfig) if field.name == "at")
 
 
 def _properties(norm: Any) -> Entry:

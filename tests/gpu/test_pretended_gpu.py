@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from normlab.base.errors import ConfigError
 from normlab.catalogue.norms.base import load_all as load_norms
@@ -37,7 +38,7 @@ WITH_NORMS = [name for name in PLACEMENTS if load_placements()[name].has_norms(4
 def accepts(placement: str, norm: str) -> bool:
     """Return whether a placement accepts a norm; one needs a gain per channel."""
     with contextlib.suppress(ConfigError):
-        load_placements()[placement].check_norm(load_norms()[norm]())
+        load_placements()[placement].check_norm("output_attn", load_norms()[norm]())
         return True
     return False
 
@@ -99,7 +100,11 @@ def assert_no_waits(parts: Parts) -> None:
 
 def depth_of(placement: str) -> str:
     """Return the override for one layer, or for two if those of the placement differ in more than numbers."""
-    entry, make_norm = load_placements()[placement], compose_run(["norm=rmsnorm"]).norm.build
+    entry, norm = load_placements()[placement], compose_run(["norm=rmsnorm"]).norm
+
+    def make_norm(width: int, site: str) -> nn.Module:
+        return norm.build(width)
+
     layers = {(repr(entry.wire(layer, 2, 8, make_norm)), entry.inner_sites(layer, 2)) for layer in range(2)}
     return ONE_LAYER if len(layers) == 1 else TWO_LAYERS
 

@@ -40,7 +40,10 @@ def counted(config: RunConfig, vocab_size: int) -> float:
     no_data = FakeTensorMode() if config.model.width > 256 else nullcontext()
     with no_data, FlopCounterMode(display=False) as counter:
         model = GPT(
-            config.model, config.placement, lambda width, **site: config.norm.at(**site).build(width), vocab_size
+            config.model,
+            config.placement,
+            lambda width, site, layer=None: config.norm_at(site, layer).build(width),
+            vocab_size,
         )
         tokens = torch.zeros(
             config.train.batch_size // config.train.accumulation, config.model.context, dtype=torch.long

@@ -185,7 +185,7 @@ class Halves(nn.Module):
 
 def test_a_parameter_of_a_placement_is_not_drawn_for_its_name() -> None:
     config = config_of("placement=pre")
-    model = GPT(config.model, config.placement, lambda width, **_: nn.LayerNorm(width), VOCAB)
+    model = GPT(config.model, config.placement, lambda width, site, layer=None: nn.LayerNorm(width), VOCAB)
     block, halves = model.blocks[0], Halves(64)
     assert isinstance(block, Block)
     block.mlp.of_up = halves

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call, vmap
 
 from normlab.base.errors import ConfigError
@@ -64,14 +65,18 @@ def test_override_that_repeats_the_default_keeps_the_identity(
     assert (ids[0] == bare.config_hash) == (reduced == bare.placement)
 
 
+def make_norm(width: int, site: str) -> nn.Module:
+    return LayerNormConfig().build(width)
+
+
 def residual(layer: int = 1, depth: int = 3) -> Residual:
     schedules = SubLayer(
-        norms=("in",),
+        norms=("input",),
         skip=lambda layer, depth: 1 + layer / 3,
         branch=lambda layer, depth: layer / 7,
         shrink=lambda layer, depth: math.sqrt(layer + 2),
     )
-    return Residual(schedules, layer, depth, WIDTH, LayerNormConfig().build)
+    return Residual(schedules, "mlp", layer, depth, WIDTH, make_norm)
 
 
 def test_factors_under_vmap_equal_those_of_each_run() -> None:
@@ -108,9 +113,9 @@ def test_unknown_site_in_early_blocks_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("part", "norms", "said"),
     [
-        ("mlp", ("in", "attn_inner"), "unknown site 'attn_inner' of mlp"),
+        ("mlp", ("input", "inner_attn"), "unknown site 'inner_attn' of mlp"),
         ("mlp", ("q",), "unknown site 'q' of mlp"),
-        ("attn", ("mlp_inner",), "unknown site 'mlp_inner' of attn"),
+        ("attn", ("inner_mlp",), "unknown site 'inner_mlp' of attn"),
     ],
 )
 @pytest.mark.parametrize("early", [False, True])
@@ -119,7 +124,8 @@ def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ..
     row = row_of(early=EarlyBlocks(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
     with pytest.raises(ConfigError, match=said) as error:
         register_row(row)
-    assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
+    sites = "attn has input, output, residual, q, k, v, inner_attn; mlp has input, output, residual, inner_mlp"
+    assert str(error.value).endswith(f": {sites}")
 
 
 def test_learned_factor_is_not_decayed() -> None:
@@ -132,7 +138,7 @@ def test_learned_factor_is_not_decayed() -> None:
 
 def test_learned_factor_keeps_the_dtype_of_the_stream() -> None:
     sub = SubLayer(scale=lambda layer, depth: 1 + 2**-12, scale_per_channel=True)
-    join = Residual(sub, 1, 1, WIDTH, LayerNormConfig().build)
+    join = Residual(sub, "mlp", 1, 1, WIDTH, make_norm)
     x = torch.ones(1, 1, WIDTH)
     # Under autocast a sub-layer gives bfloat16, of 8 digits; the stream and the factor have 24.
     assert torch.equal(join(x, Branch(lambda x: x.bfloat16())), torch.full_like(x, 2 + 2**-12))
@@ -147,18 +153,18 @@ def test_depth_scaled_sandwich_accepts_only_norms_with_a_gain(name: str) -> None
     placement, norm = DepthScaledPlacement(name="depth_scaled_sandwich"), NORM_KINDS[name]
     assert norm.has_gain is getattr(norm, "gain", False)
     if norm.has_gain:
-        placement.check_norm(norm)
+        placement.check_norm("output_attn", norm)
         model = build_model(dataclasses.replace(config_of(placement), norm=norm), VOCAB)
         gain = model.get_parameter("blocks.0.wiring.mlp.norms.out.affine.gain")
         torch.testing.assert_close(gain, torch.full((WIDTH,), 0.432 / math.sqrt(DEPTH)))
     else:
         with pytest.raises(ConfigError, match=f"norm={name}: has no gain per channel"):
-            placement.check_norm(norm)
+            placement.check_norm("output_attn", norm)
 
 
 def test_out_gain_without_out_norm_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="out_gain has no effect without a norm at site 'out'"):
-        register_row(row_of(mlp=SubLayer(norms=("in",), out_gain=lambda layer, depth: 0.5)))
+    with pytest.raises(ConfigError, match="out_gain has no effect without a norm at site 'output'"):
+        register_row(row_of(mlp=SubLayer(norms=("input",), out_gain=lambda layer, depth: 0.5)))
 
 
 def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
@@ -168,8 +174,8 @@ def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
 
 def test_row_with_an_unknown_site_or_a_taken_name_is_rejected() -> None:
     overrides = {"formula": "", "source": "", "init": "gpt2"}
-    with pytest.raises(ConfigError, match=r"unknown site 'inn'.*did you mean 'in'"):
-        register_row(Row(name="mistyped", attn=SubLayer(norms=("inn",)), **overrides))
+    with pytest.raises(ConfigError, match=r"unknown site 'inut'.*did you mean 'input'"):
+        register_row(Row(name="mistyped", attn=SubLayer(norms=("inut",)), **overrides))
     with pytest.raises(ConfigError, match="'pre' is defined twice"):
-        register_row(Row(name="pre", attn=SubLayer(norms=("out",)), **overrides))
+        register_row(Row(name="pre", attn=SubLayer(norms=("output",)), **overrides))
     assert AlgebraPlacement(name="pre").row in ROWS

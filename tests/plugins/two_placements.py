@@ -21,7 +21,7 @@ register_row(
         formula="h = N(x + A_qkv(x)); x = h + M(h)",
         source="Zhuo et al. 2025, arXiv:2503.04598",
         init="gpt2_scaled",
-        attn=SubLayer(norms=("q", "k", "v", "res")),
+        attn=SubLayer(norms=("q", "k", "v", "residual")),
         mlp=SubLayer(),
         final_norm=True,
     )
@@ -39,13 +39,11 @@ class Hypersphere(Placement):
 
     formula: ClassVar[str] = "h <- unit(h + alpha (unit(F(h)) - h))"
     source: ClassVar[str] = "after Loshchilov et al. 2024, arXiv:2410.01131"
+    block_sites: ClassVar[tuple[str, ...]] = ()
     init: ClassVar[str] = "gpt2"
 
     name: str = "hypersphere"
     alpha: float = option(0.05, "Where the learned rate alpha starts.", above=0)
-
-    def has_norms(self, depth):
-        return False
 
     def wire(self, layer, depth, width, make_norm):
         return SphereBlock(width, self.alpha)

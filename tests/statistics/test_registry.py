@@ -105,7 +105,7 @@ class Twice(Placement):
     name: str = "twice"
 
     def wire(self, layer, depth, width, make_norm):
-        return Wiring(make_norm(width), make_norm(width))
+        return Wiring(make_norm(width, "input_attn"), make_norm(width, "input_mlp"))
 
 
 class Wiring(nn.Module):

@@ -197,13 +197,14 @@ class Wiring(nn.Module):
 
 @dataclass(kw_only=True, slots=True)
 class Inverse(Placement):
-    formula = "x = x + (A(N(x)) + M(N(x))) / l"
+    formula = "n = N(x); x = x + (A(n) + M(n)) / l"
+    block_sites = ("input",)
     source = "this file"
     init = "gpt2"
     name: str = "inverse"
 
     def wire(self, layer, depth, width, make_norm):
-        return Wiring(layer, make_norm(width))
+        return Wiring(layer, make_norm(width, "input"))
 
 register_placement(Inverse())
 numbers = iter(range(1000))

@@ -99,21 +99,25 @@ def row(**parts: object) -> Row:
 @pytest.mark.parametrize(
     ("formula", "norms_at", "result"),
     [
-        ("x = x + F(N(x))", ("in",), ""),
-        ("x = x + F(N(x))", ("out",), "expected "),
-        ("x = N(x + F(x))", ("in",), "expected "),
-        ("x = x + F(x)", ("in",), "has 2 norms, its formula 0"),
-        ("x = N(x + F(N(x)))", ("in",), "more norms than the model"),
-        ("x = x + 2 * F(N(x))", ("in",), "expected "),
-        ("x = x + G(N(x))", ("in",), "unknown name 'G': choose one of A, "),
-        ("x = x + sum(F(N(x)))", ("in",), "'sum' is a function of Python, which formulas lack on purpose"),
-        ("x = x + F(N(x)).sum()", ("in",), ".sum is a method of torch, which formulas lack on purpose"),
-        ("x = x + F(N(x)).mT.mT", ("in",), ""),
-        ("x = x + round(F(N(x)))", ("in",), "'round' is a function of Python"),
-        ("x = x + simoid(F(N(x)))", ("in",), "unknown name 'simoid' (did you mean 'sigmoid'?): choose one of A, "),
-        ("x = x + F(N(y)); y = x", ("in",), "name 'y' is not defined"),
-        ("L = F(N(x)); x = x + L", ("in",), "the name 'L' is a size of the model and a variable of the formula"),
-        ("x = x + (F(N(x))", ("in",), "cannot be evaluated ("),
+        ("x = x + F(N(x))", ("input",), ""),
+        (
+            "x = x + F(N(x))",
+            ("output",),
+            "makes a norm for site 'output_attn', and in the formula it is at 'input_attn'",
+        ),
+        ("x = N(x + F(x))", ("input",), "makes a norm for site 'input_attn', and in the formula it is at 'residual_a"),
+        ("x = x + F(x)", ("input",), "has 2 norms, its formula 0"),
+        ("x = N(x + F(N(x)))", ("input",), "more norms than the model"),
+        ("x = x + 2 * F(N(x))", ("input",), "expected "),
+        ("x = x + G(N(x))", ("input",), "unknown name 'G': choose one of A, "),
+        ("x = x + sum(F(N(x)))", ("input",), "'sum' is a function of Python, which formulas lack on purpose"),
+        ("x = x + F(N(x)).sum()", ("input",), ".sum is a method of torch, which formulas lack on purpose"),
+        ("x = x + F(N(x)).mT.mT", ("input",), ""),
+        ("x = x + round(F(N(x)))", ("input",), "'round' is a function of Python"),
+        ("x = x + simoid(F(N(x)))", ("input",), "unknown name 'simoid' (did you mean 'sigmoid'?): choose one of A, "),
+        ("x = x + F(N(y)); y = x", ("input",), "name 'y' is not defined"),
+        ("L = F(N(x)); x = x + L", ("input",), "the name 'L' is a size of the model and a variable of the formula"),
+        ("x = x + (F(N(x))", ("input",), "cannot be evaluated ("),
     ],
 )
 def test_a_formula_that_differs_from_the_model_fails(
@@ -135,7 +139,7 @@ def test_the_names_in_a_message_are_those_that_the_documentation_explains(
 ) -> None:
     from normlab.catalogue.placements import algebra, base, formula
 
-    wrong = row(formula=f"x = x + F({name}(N(x)))", attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)))
+    wrong = row(formula=f"x = x + F({name}(N(x)))", attn=SubLayer(norms=("input",)), mlp=SubLayer(norms=("input",)))
     monkeypatch.setitem(algebra.ROWS_BY_NAME, "tried", wrong)
     monkeypatch.setitem(base.PLACEMENTS, "tried", AlgebraPlacement(name="tried"))
     result = placements.formula_check(small_model("layernorm", "tried"), "subject").result

@@ -153,7 +153,7 @@ from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
 def {name}_init(weight):
     return 0.02
 
-half = SubLayer(norms=("in",), branch=lambda layer, depth: {branch})
+half = SubLayer(norms=("input",), branch=lambda layer, depth: {branch})
 register_row(Row(name="{name}", formula="x = x + 0.5 * F(N(x))", source="the test", init="{name}_init", attn=half,
                  mlp=half, final_norm=True))
 """
@@ -231,7 +231,7 @@ from normlab.catalogue.placements.algebra import Row, SubLayer, register_row
 register_row(
     Row(
         name="wrong_formula", formula="x = x + sum(F(N(x)))", source="the test", init="gpt2", final_norm=True,
-        attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)),
+        attn=SubLayer(norms=("input",)), mlp=SubLayer(norms=("input",)),
     )
 )
 """

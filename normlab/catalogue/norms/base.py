@@ -22,16 +22,21 @@ import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import msgspec
 
 from normlab.base.errors import ConfigError, unknown
-from normlab.base.options import option
+from normlab.base.options import check, option
 from normlab.base.plugins import check_initial_values, claim_name
+from normlab.catalogue.sites import LAYERS, SITES, selected_layers, split_key
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REFERENCE_KINDS = ("external", "identity", "self")
+WITHOUT_AFFINE: Mapping[str, Any] = {"gain": False, "unit_offset": False, "bias": False}
+"""The options of a norm without a gain and a bias per channel (`AffineNormConfig`)."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +75,7 @@ class NormConfig:
     incompatible_inits: ClassVar[Mapping[str, str]] = {}
     """Init rules that do not fit the norm in a block x = x + F(x) (`Placement.is_plain_sum`), with the reason."""
     is_identity: ClassVar[bool] = False
-    """Whether it is no norm, y = x, so that options of norms and their places have no effect."""
+    """Whether it is no norm, y = x."""
     causal: ClassVar[bool] = True
     """Whether in training no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False
@@ -85,11 +90,19 @@ class NormConfig:
     name: str
     """The registered name, fixed by the norm."""
     preset: str = option("", "The preset that these options came from; a label only.", identity=False)
+    at: dict[str, Any] = option(
+        {}, "Another norm at a site (`normlab list sites`); norm.at.SITE.OPTION=VALUE sets one of its options there."
+    )
 
     @property
     def label(self) -> str:
         """The name of the preset, or of the norm without one."""
         return self.preset or self.name
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether no site has a norm, so that options of placements that change only norms have no effect."""
+        return self.is_identity and not self.at
 
     @property
     def has_gain(self) -> bool:
@@ -126,23 +139,64 @@ class NormConfig:
     def check_width(self, width: int) -> None:
         """Raise ConfigError if the norm does not work with this width."""
 
-    def at(self, *, plain: bool = False, final: bool = False) -> NormConfig:
-        """Return the norm of a site: `plain` or `final`, which see."""
-        norm = self.plain() if plain else self
-        return norm.final() if final else norm
+    def at_site(self, site: str, layer: int | None, depth: int, *, plain: bool = False) -> NormConfig:
+        """Return the norm of a site, as `at` changes it there.
+
+        A setting of a narrower site wins over one of a wider site. A norm that `at` names has its own defaults, or is
+        the run's norm if it has its name.
+
+        Args:
+            site: The name of a site without parts, a key of `sites.SITES`.
+            layer: The block, from 0; None outside the blocks.
+            plain: Whether the norm has no gain and bias unless `at` says so.
+
+        Raises:
+            ConfigError: `at` names an unknown norm or option, or a value that the option does not take.
+        """
+        norm, options = self, dict[str, Any]()
+        for part in (SITES[site].within, site):
+            settings = self._settings_at(part, layer, depth)
+            if "" in settings:
+                norm, options = self._named(part, settings.pop("")), {}
+            for name, value in settings.items():
+                options[f"norm.at.{part}.{name}"] = value
+        changes: dict[str, Any] = {"at": {}}
+        for field in dataclasses.fields(norm):
+            if field.name in SITES[site].resets:
+                changes[field.name] = field.default
+            elif plain and field.name in WITHOUT_AFFINE:
+                changes[field.name] = WITHOUT_AFFINE[field.name]
+        # Most runs have one norm, and a deep model asks for it hundreds of times.
+        if options or any(getattr(norm, name) != value for name, value in changes.items()):
+            norm = dataclasses.replace(norm, **changes)
+        for option_of_site, value in options.items():
+            norm = _with_option(norm, option_of_site, value)
+        return norm
+
+    def _settings_at(self, site: str, layer: int | None, depth: int) -> dict[str, Any]:
+        """Return what `at` sets for a site in a block, by the name of the option; a norm's name has an empty one."""
+        settings: dict[str, Any] = {}
+        for key, value in self.at.items():
+            owner, name = split_key(key)
+            if owner == site:
+                settings[name] = value
+        layers = settings.pop(LAYERS, None)
+        if layers is not None and layer not in selected_layers(site, layers, depth):
+            return {}
+        return settings
+
+    def _named(self, site: str, name: Any) -> NormConfig:
+        """Return the norm that `at` names for a site."""
+        if name == self.name:
+            return self
+        if not isinstance(name, str) or name not in NORMS:
+            raise ConfigError(f"norm.at.{site}={name}: " + unknown("norm", str(name), NORMS))
+        return NORMS[name]()  # pyright: ignore[reportCallIssue]
 
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors of this width."""
         self.check_width(width)
         return self.module(width, self)
-
-    def plain(self) -> Self:
-        """Return the norm without a gain and a bias per channel, if it has them (`affine.Affine`)."""
-        return self
-
-    def final(self) -> Self:
-        """Return the norm before the output matrix, if it differs."""
-        return self
 
     def matmul_flops(self, shape: Sequence[int]) -> int:
         """Return the FLOPs of the norm's matrix products, forward and backward, for an input of this shape.
@@ -184,6 +238,11 @@ class AffineNormConfig(NormConfig):
     bias: bool = option(False, "Learn a bias per channel, initially 0.")
 
     @property
+    def is_nowhere(self) -> bool:
+        """Whether no site has a norm, so that options of placements that change only norms have no effect."""
+        return self.is_identity and not self.at
+
+    @property
     def has_gain(self) -> bool:
         return self.gain
 
@@ -191,14 +250,28 @@ class AffineNormConfig(NormConfig):
         if self.unit_offset and not self.gain:
             raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
 
-    def plain(self) -> Self:
-        return dataclasses.replace(self, gain=False, unit_offset=False, bias=False)
-
     def reference_affine(self, y_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return y * gain + bias, or y * (1 + gain) + bias with a unit offset."""
         if self.gain:
             y_D = y_D * (weights["affine.gain"] + float(self.unit_offset))
         return y_D + weights["affine.bias"] if self.bias else y_D
+
+
+def _with_option(norm: NormConfig, option_of_site: str, value: Any) -> NormConfig:
+    """Return a norm with another value of an option, `norm.at.SITE.NAME`."""
+    name = option_of_site.rpartition(".")[2]
+    names = [field.name for field in dataclasses.fields(norm) if field.name not in ("name", "preset", "at")]
+    if name not in names:
+        known = unknown("option", name, names) if names else "it has no options"
+        raise ConfigError(f"{option_of_site}={value}: of norm={norm.name} there: {known}")
+    tree = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
+    try:
+        changed = msgspec.convert(tree | {name: value}, type(norm))
+    except ValueError as error:  # `Expected float, got str - at $.eps`
+        reason = str(error).partition(" - at")[0].replace("`", "")
+        raise ConfigError(f"{option_of_site}={value}: {reason}; set another value") from error
+    check(changed, option_of_site.removesuffix(name))
+    return changed
 
 
 NORMS: dict[str, type[NormConfig]] = {}

@@ -5,11 +5,10 @@ Shapes: `*batch` any leading axes, D width.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -124,9 +123,6 @@ class TaperedNormConfig(AffineNormConfig):
         # The linear map that remains has the scale of x.
         return tuple(change for change in self.invariant_to if change != "scale")
 
-    def final(self) -> Self:
-        return dataclasses.replace(self, taper_steps=None)
-
     def validate(self) -> None:
         AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.taper_steps is None and self.taper_warmup != WARMUP:
@@ -140,7 +136,7 @@ class TaperedNormConfig(AffineNormConfig):
             linear_D: L(x), (*batch, D).
             weights: As for `reference`.
         """
-        if self.taper_steps is None or "taper.moments" not in weights:  # the norm before the output matrix
+        if self.taper_steps is None:
             return self.reference_affine(normed_D, weights)
         done = min(1.0, max(0.0, float(weights[f"taper.{UPDATES}"]) - self.taper_warmup) / self.taper_steps)
         gate = math.cos(math.pi * done / 2) ** 2

@@ -4,7 +4,7 @@ With sub-layer F, block l of L (1-based),
 
     x <- C( a_l x + r g b_l B( F( A(x) / s_l ) ) )
 
-A is the `in` norm, B the `out` norm, C the residual norm (`res`), each a norm or nothing; a_l, b_l and s_l
+A is the `input` norm, B the `output` norm, C the `residual` norm, each a norm or nothing; a_l, b_l and s_l
 are numbers, g a learned number, a learned vector or nothing, and r a number that grows to 1 in training, or nothing. A
 placement of this kind is one `Row`.
 
@@ -32,6 +32,7 @@ from normlab.catalogue.placements.base import (
     register_placement,
 )
 from normlab.catalogue.placements.formula import SUB_LAYERS
+from normlab.catalogue.sites import of_sub_layer, parts_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,19 +53,19 @@ class SubLayer:
     """How one sub-layer is added to the stream."""
 
     norms: tuple[str, ...] = ()
-    """Sites with a norm: `in`, `out`, `res`, and those inside the sub-layer (`base.INNER_SITES`)."""
+    """Sites with a norm: `input`, `output`, `residual`, and those inside the sub-layer (`base.INNER_SITES`)."""
     skip: Schedule = unit_factor
     """a_l, the factor on the stream."""
     branch: Schedule = unit_factor
-    """b_l, the factor on the output of the sub-layer, after the `out` norm."""
+    """b_l, the factor on the output of the sub-layer, after the `output` norm."""
     shrink: Schedule = unit_factor
-    """s_l, the divisor of the input of the sub-layer, after the `in` norm."""
+    """s_l, the divisor of the input of the sub-layer, after the `input` norm."""
     scale: Schedule | None = None
     """Initial value of g, the learned factor on the output; None without one."""
     scale_per_channel: bool = False
     """Whether g has one factor per channel."""
     out_gain: Schedule | None = None
-    """Initial gain of the `out` norm; None for the norm's own."""
+    """Initial gain of the `output` norm; None for the norm's own."""
 
     @property
     def factors(self) -> tuple[Schedule, Schedule, Schedule]:
@@ -228,9 +229,9 @@ class AlgebraPlacement(Placement):
     embedding_formula = _of_row("embedding_formula")
     head_formula = _of_row("head_formula")
 
-    def check_norm(self, norm: NormConfig) -> None:
+    def check_norm(self, site: str, norm: NormConfig) -> None:
         sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
-        if sets_gains and not norm.has_gain:
+        if site in parts_of("output") and sets_gains and not norm.has_gain:
             raise ConfigError(
                 f"norm={norm.name}: has no gain per channel, but placement={self.name} sets the initial gain; "
                 f"choose a norm with norm.gain=true, or placement=peri"
@@ -239,7 +240,7 @@ class AlgebraPlacement(Placement):
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """As the base class; with norm=none also reject an option that changes only norms."""
         super(AlgebraPlacement, self).reject_unused_options(norm, depth)
-        if not norm.is_identity:
+        if not norm.is_nowhere:
             return
         for changed in fields(self):
             if changed.name in ("name", "branch_warmup", *SWITCHES):
@@ -252,11 +253,6 @@ class AlgebraPlacement(Placement):
     def row(self) -> Row:
         """The row of this name, as changed by the options."""
         return ROWS_BY_NAME[self.name]
-
-    def has_norms(self, depth: int) -> bool:
-        # A norm of one block, such as the first ones, is enough.
-        has_inner = any(attn.norms or mlp.norms for attn, mlp in self.layers(depth))
-        return has_inner or any(self.end_formulas)
 
     @property
     def has_standard_matrices(self) -> bool:
@@ -271,7 +267,7 @@ class AlgebraPlacement(Placement):
 
     @property
     def has_free_branches(self) -> bool:
-        return self.is_plain_sum and not any({"out", "res"} & set(sub.norms) for sub in self.row.all_sub_layers)
+        return self.is_plain_sum and not any({"output", "residual"} & set(sub.norms) for sub in self.row.all_sub_layers)
 
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Return attention and MLP of block `layer`, counted from 1."""
@@ -287,8 +283,9 @@ class AlgebraPlacement(Placement):
         from normlab.catalogue.placements.wiring import Residual, Sequential
 
         # A model counts blocks from 0, and schedules from 1, as papers do.
-        sub_layers = self.sub_layers(layer + 1, depth)
-        attn, mlp = [Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup) for sub in sub_layers]
+        of_attn, of_mlp = self.sub_layers(layer + 1, depth)
+        attn = Residual(of_attn, "attn", layer + 1, depth, width, make_norm, self.branch_warmup)
+        mlp = Residual(of_mlp, "mlp", layer + 1, depth, width, make_norm, self.branch_warmup)
         # One parameter under two names, so that it gets the gradients of both sub-layers.
         if self.row.shared_scale:
             mlp.scale = attn.scale
@@ -296,10 +293,18 @@ class AlgebraPlacement(Placement):
 
     # The row's fields build these norms, not its formulas, so that `verify` compares two independent statements.
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        return make_norm(width) if self.row.embedding_norm else None
+        return make_norm(width, "embedding") if self.row.embedding_norm else None
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        return make_norm(width) if self.row.final_norm else None
+        return make_norm(width, "final") if self.row.final_norm else None
+
+    def wiring_sites(self, layer: int, depth: int) -> tuple[str, ...]:
+        sites: list[str] = []
+        for sub, sub_layer in zip(self.sub_layers(layer + 1, depth), ("attn", "mlp"), strict=True):
+            for site in WIRING_SITES:
+                if site in sub.norms:
+                    sites.append(of_sub_layer(site, sub_layer))
+        return tuple(sites)
 
     def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
         attn, mlp = self.sub_layers(layer + 1, depth)
@@ -395,14 +400,16 @@ def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
 
 ROWS_BY_NAME: dict[str, Row] = {}
 
-SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
+WIRING_SITES = ("input", "output", "residual")
+SITES = {"attn": (*WIRING_SITES, "q", "k", "v", "inner_attn"), "mlp": (*WIRING_SITES, "inner_mlp")}
+"""The sites that a sub-layer may have norms at."""
 
 
 def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, or
+        ConfigError: An unknown site, an `out_gain` without an `output` norm, `initial_values` that is not a mapping, or
             another row of the same name.
     """
     # `all_sub_layers` has attention and the MLP in turn.
@@ -412,8 +419,8 @@ def register_row(row: Row) -> None:
                 sites = "; ".join(f"{owner} has {', '.join(known)}" for owner, known in SITES.items())
                 hint = did_you_mean(site, SITES[kind])
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
-        if sub.out_gain is not None and "out" not in sub.norms:
-            raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
+        if sub.out_gain is not None and "output" not in sub.norms:
+            raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'output'; add it")
     check_initial_values("placement", row.name, row.initial_values)
     options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
     register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)

@@ -150,7 +150,7 @@ class AttnResOutput(nn.Module):
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
         self.recall = Recall(width)
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "final")
 
     def forward(self, stream: States) -> Tensor:
         return self.norm(self.recall(*stream))

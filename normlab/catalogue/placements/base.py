@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 from normlab.base.errors import ConfigError
 from normlab.base.options import option
 from normlab.base.plugins import check_initial_values, claim_name
+from normlab.catalogue.sites import OUTSIDE_BLOCKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,16 +28,15 @@ if TYPE_CHECKING:
 
 
 class MakeNorm(Protocol):
-    """Builds the run's norm for a width. A placement receives this function and never imports a norm."""
+    """Builds the norm of a site. A placement receives this function and never imports a norm."""
 
-    def __call__(self, width: int, *, plain: bool = False, final: bool = False) -> nn.Module:
-        """Return the module of a site (`NormConfig.at`)."""
+    def __call__(self, width: int, site: str) -> nn.Module:
+        """Return the module for vectors of a width at a site, a key of `sites.SITES`."""
         ...
 
 
-INNER_SITES = ("q", "k", "v", "attn_inner", "mlp_inner")
-"""Sites of norms inside the sub-layers. `q`, `k`, `v`: the vectors of each head, before RoPE; `attn_inner`: the joined
-output of the heads, before the output projection; `mlp_inner`: the hidden activations, before the down projection."""
+INNER_SITES = ("q", "k", "v", "inner_attn", "inner_mlp")
+"""The sites of norms inside the sub-layers, which the sub-layers themselves make."""
 
 NORM_UPDATE = "x = N(x)"
 """The formula of a norm at an end of the stream."""
@@ -97,6 +98,8 @@ class Placement:
     H, M and V, as in `initial_values`."""
     equals: ClassVar[str] = ""
     """Placements that give the same logits from the same weights, with the condition."""
+    block_sites: ClassVar[tuple[str, ...]] = ("input_attn", "input_mlp")
+    """The sites of the norms that `wire` makes in each block, keys of `sites.SITES`."""
     laws: ClassVar[tuple[str, ...]] = ()
     """Names of the laws of signal propagation at initialisation that hold, keys of `verify.init_laws.LAWS`."""
     pitfalls: ClassVar[tuple[str, ...]] = ()
@@ -169,8 +172,8 @@ class Placement:
                     "sets it"
                 )
 
-    def check_norm(self, norm: NormConfig) -> None:
-        """Raise ConfigError if the placement does not work with this norm."""
+    def check_norm(self, site: str, norm: NormConfig) -> None:
+        """Raise ConfigError if the placement does not work with this norm at one of its sites."""
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
         """Raise ConfigError if an option has no effect with this norm or at this depth.
@@ -179,12 +182,15 @@ class Placement:
         """
         for switch in SWITCHES:
             value = getattr(self, switch)
-            if norm.is_identity and value is not None:
+            if norm.is_nowhere and value is not None:
                 raise no_effect_without_norm(f"placement.{switch}={str(value).lower()}", norm)
 
     def has_norms(self, depth: int) -> bool:
-        """Return whether a model of `depth` blocks contains the run's norm outside `model.qk_norm`."""
-        return True
+        """Return whether a model of `depth` blocks has norms besides those of `model.qk_norm` and `model.v_norm`."""
+        if self.end_sites():
+            return True
+        # A norm of one block, such as the first ones, is enough.
+        return any(self.wiring_sites(layer, depth) or self.inner_sites(layer, depth) for layer in range(depth))
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         """Return the wiring of block `layer` (from 0) of `depth`: a module `forward(stream, attn, mlp) -> stream`.
@@ -194,6 +200,17 @@ class Placement:
         between layers is a buffer of the module, never a Python float: one compiled graph then serves every layer.
         """
         raise NotImplementedError
+
+    def wiring_sites(self, layer: int, depth: int) -> tuple[str, ...]:
+        """Return the site of each norm that `wire` makes in block `layer` (from 0), in the order of construction."""
+        return self.block_sites
+
+    def end_sites(self) -> tuple[str, ...]:
+        """Return the site of each norm before and after the blocks: those of `end_formulas`."""
+        sites: list[str] = []
+        for site, formula in zip(OUTSIDE_BLOCKS, self.end_formulas, strict=True):
+            sites += [site] * len(re.findall(r"\bN\(", formula))
+        return tuple(sites)
 
     def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
         """Return the subset of `INNER_SITES` with a norm in block `layer` (from 0)."""
@@ -218,7 +235,7 @@ class Placement:
         """
         if self.embedding_formula != NORM_UPDATE:
             return None
-        return make_norm(width)
+        return make_norm(width, "embedding")
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module that makes the input of the head, `forward(stream) -> x`, or None.
@@ -227,19 +244,19 @@ class Placement:
         """
         if self.head_formula != NORM_UPDATE:
             return None
-        return make_norm(width)
+        return make_norm(width, "final")
 
     def input_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module of `embed_stream`; the option `embedding_norm` overrides it."""
         if self.embedding_norm is None:
             return self.embed_stream(width, make_norm)
-        return make_norm(width) if self.embedding_norm else None
+        return make_norm(width, "embedding") if self.embedding_norm else None
 
     def output_module(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module of `read_stream`; the option `final_norm` overrides it."""
         if self.final_norm is None:
             return self.read_stream(width, make_norm)
-        return make_norm(width) if self.final_norm else None
+        return make_norm(width, "final") if self.final_norm else None
 
     def attention_scale(self, head_width: int) -> float:
         """Return the factor on q.k before the softmax."""

@@ -23,6 +23,7 @@ from normlab.base.options import option
 from normlab.catalogue.parameters import parameter, zero_matrix
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential
+from normlab.catalogue.sites import of_sub_layer
 
 EPS = 1e-6
 """Added to the mean square of the streams of a token or to its root, to `a` of `IdentityHC`, and in `sinkhorn`."""
@@ -68,9 +69,9 @@ class MixedStreams(nn.Module):
     One product reads and mixes, since on a GPU its start takes longer than its work.
     """
 
-    def __init__(self, width: int, make_norm: MakeNorm):
+    def __init__(self, sub_layer: str, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, of_sub_layer("input", sub_layer))
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
         """Return [a, c], (..., n, 1 + n), or [a], (..., n, 1), if every stream is kept as it is; and b, (..., n)."""
@@ -172,7 +173,13 @@ class HyperConnections(Streams):
         return 2 * self.streams * width * (1 + self.dynamic)
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        return Sequential(*(HyperSubLayer(self, 2 * layer + number, width, make_norm) for number in (0, 1)))
+        attn = HyperSubLayer(self, "attn", 2 * layer, width, make_norm)
+        return Sequential(attn, HyperSubLayer(self, "mlp", 2 * layer + 1, width, make_norm))
+
+    def wiring_sites(self, layer: int, depth: int) -> tuple[str, ...]:
+        if not self.dynamic:
+            return self.block_sites
+        return "input_attn", "streams", "input_mlp", "streams"
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return SumOfStreams(width, make_norm)
@@ -181,8 +188,8 @@ class HyperConnections(Streams):
 class HyperSubLayer(MixedStreams):
     """One sub-layer of `HyperConnections`, number `number` of the model, from 0."""
 
-    def __init__(self, placement: HyperConnections, number: int, width: int, make_norm: MakeNorm):
-        super().__init__(width, make_norm)
+    def __init__(self, placement: HyperConnections, sub_layer: str, number: int, width: int, make_norm: MakeNorm):
+        super().__init__(sub_layer, width, make_norm)
         n = placement.streams
         # With these initial values all streams stay equal, so that the model starts as pre-norm.
         first_n1 = F.one_hot(torch.tensor(number % n), n)[:, None]
@@ -191,7 +198,7 @@ class HyperSubLayer(MixedStreams):
         self.beta = parameter(torch.ones(n), role="scalar")
         self.fn: nn.Parameter | None = None
         if placement.dynamic:
-            self.stream_norm = make_norm(width)
+            self.stream_norm = make_norm(width, "streams")
             self.fn = zero_matrix(n + 2, width)
             self.mixing_scale = parameter(torch.tensor(0.01), role="scalar")
             self.beta_scale = parameter(torch.tensor(0.01), role="scalar")
@@ -209,7 +216,7 @@ class SumOfStreams(nn.Module):
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "final")
 
     def forward(self, x_BTnD: Tensor) -> Tensor:
         return self.norm(x_BTnD.sum(-2))
@@ -284,7 +291,8 @@ class IdentityHC(Streams):
         return None
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        return Sequential(*(ComputedWeights(self, width, make_norm) for _ in range(2)))
+        attn, mlp = [ComputedWeights(self, sub_layer, width, make_norm) for sub_layer in ("attn", "mlp")]
+        return Sequential(attn, mlp)
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return WeightedStreams(self, width, make_norm)
@@ -367,8 +375,8 @@ class ComputedWeights(MixedStreams):
 
     init_roles: ClassVar[dict[str, str]] = {"fn.weight": "streams"}
 
-    def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
-        super().__init__(width, make_norm)
+    def __init__(self, placement: IdentityHC, sub_layer: str, width: int, make_norm: MakeNorm):
+        super().__init__(sub_layer, width, make_norm)
         self.parts = placement.parts
         self.normed, self.writing, self.mixing_matrix = placement.normed, placement.writing, placement.mixing_matrix
         self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
@@ -398,7 +406,7 @@ class WeightedStreams(nn.Module):
         self.fn = nn.Linear(placement.streams * width, placement.streams, bias=False)
         self.base = parameter(torch.zeros(placement.streams), role="scalar")
         self.scale = parameter(torch.full((1,), placement.start), role="scalar")
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "final")
 
     def forward(self, x_BTnD: Tensor) -> Tensor:
         with in_full_precision(x_BTnD):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.catalogue.parameters import parameter
-from normlab.catalogue.placements.base import NORM_UPDATE, MakeNorm, Placement, register_placement
+from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential
 
 ROWS = (
@@ -87,10 +87,9 @@ class NGPT(Placement):
         "other": "rows are projected to length 1, so the standard deviation has no effect unless it is 0"
     }
 
-    name: str = "ngpt"
+    block_sites: ClassVar[tuple[str, ...]] = ()
 
-    def has_norms(self, depth: int) -> bool:
-        return NORM_UPDATE in self.end_formulas
+    name: str = "ngpt"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))

@@ -26,6 +26,7 @@ class BottomToTop(Placement):
     title: ClassVar[str] = "B2T"
     formula: ClassVar[str] = "h = N(x + A(x)); x = N(x + h + M(h))"
     source: ClassVar[str] = "Takase et al. 2022, arXiv:2206.00330 (B2T connection)"
+    block_sites: ClassVar[tuple[str, ...]] = ("residual_attn", "residual_mlp")
     init: ClassVar[str] = "xavier_scaled"
     init_source: ClassVar[str] = "after the public code of Takase et al. 2022, arXiv:2206.00330"
 
@@ -36,7 +37,7 @@ class BottomToTop(Placement):
 
 
 class B2TWiring(TwoNorms):
-    output_norms = ("attn_norm", "mlp_norm")
+    site = "residual"
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
@@ -165,6 +166,7 @@ class Parallel(Placement):
     init: ClassVar[str] = "gpt2_scaled"
     init_source: ClassVar[str] = "our choice: that of pre; only the sub-layers' inputs differ"
     note: ClassVar[str] = "In GPT-NeoX, parallel has one norm per sub-layer: parallel_two_norms here."
+    block_sites: ClassVar[tuple[str, ...]] = ("input",)
 
     name: str = "parallel"
 
@@ -192,6 +194,7 @@ class ParallelTwoNorms(Parallel):
     source: ClassVar[str] = "Black et al. 2022, arXiv:2204.06745 (GPT-NeoX-20B)"
     equals: ClassVar[str] = "parallel where a block's two norms are the same"
     note: ClassVar[str] = "In GPT-J and PaLM, parallel has one norm for both sub-layers: parallel here."
+    block_sites: ClassVar[tuple[str, ...]] = ("input_attn", "input_mlp")
 
     name: str = "parallel_two_norms"
 
@@ -202,7 +205,7 @@ class ParallelTwoNorms(Parallel):
 class ParallelWiring(nn.Module):
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "input")
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         normed_BTD = self.norm(x_BTD)

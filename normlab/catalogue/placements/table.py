@@ -81,8 +81,8 @@ ROWS: tuple[Row, ...] = (
         init="gpt2_scaled",
         init_source="GPT-2: Radford et al. 2019, section 2.3",
         laws=("last_gradient_falls_with_depth", "last_gradient_above_post"),
-        attn=SubLayer(norms=("in",)),
-        mlp=SubLayer(norms=("in",)),
+        attn=SubLayer(norms=("input",)),
+        mlp=SubLayer(norms=("input",)),
         final_norm=True,
     ),
     # No norm before the LM head: each block ends in a norm of the stream.
@@ -101,8 +101,8 @@ ROWS: tuple[Row, ...] = (
         init_source="Xiong et al. 2020, arXiv:2002.04745, section 3",
         laws=("last_gradient_constant",),
         incompatible_inits={"gpt2": SMALL_POST, "gpt2_scaled": SMALL_POST, "depth_scaled": SMALL_POST},
-        attn=SubLayer(norms=("res",)),
-        mlp=SubLayer(norms=("res",)),
+        attn=SubLayer(norms=("residual",)),
+        mlp=SubLayer(norms=("residual",)),
     ),
     # From here to res_post a norm on the branch bounds what a sub-layer adds, and none stands on the stream.
     Row(
@@ -123,8 +123,8 @@ ROWS: tuple[Row, ...] = (
         init_source=CANCELLED_OUTPUTS,
         laws=("stream_is_root_of_2l",),
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "out")),
+        attn=SubLayer(norms=("input", "output")),
+        mlp=SubLayer(norms=("input", "output")),
         final_norm=True,
     ),
     Row(
@@ -137,8 +137,8 @@ ROWS: tuple[Row, ...] = (
         init="gpt2",
         init_source=CANCELLED_OUTPUTS,
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "out")),
+        attn=SubLayer(norms=("input", "output")),
+        mlp=SubLayer(norms=("input", "output")),
         final_norm=True,
     ),
     Row(
@@ -152,8 +152,8 @@ ROWS: tuple[Row, ...] = (
         init="gpt2",
         init_source=CANCELLED_OUTPUTS,
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("out",)),
-        mlp=SubLayer(norms=("in", "out")),
+        attn=SubLayer(norms=("output",)),
+        mlp=SubLayer(norms=("input", "output")),
         final_norm=True,
     ),
     Row(
@@ -174,8 +174,8 @@ ROWS: tuple[Row, ...] = (
             "wiring.attn.norms.out.affine.gain": "[c_attn * L ** -0.5 - unit_offset] * D",
             "wiring.mlp.norms.out.affine.gain": "[c_mlp * L ** -0.5 - unit_offset] * D",
         },
-        attn=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
-        mlp=SubLayer(norms=("in", "out"), out_gain=over_root_of_depth),
+        attn=SubLayer(norms=("input", "output"), out_gain=over_root_of_depth),
+        mlp=SubLayer(norms=("input", "output"), out_gain=over_root_of_depth),
         final_norm=True,
     ),
     Row(
@@ -192,8 +192,8 @@ ROWS: tuple[Row, ...] = (
         init_source="OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix",
         laws=("stream_is_root_of_2l",),
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
-        attn=SubLayer(norms=("out",)),
-        mlp=SubLayer(norms=("out",)),
+        attn=SubLayer(norms=("output",)),
+        mlp=SubLayer(norms=("output",)),
         final_norm=True,
     ),
     Row(
@@ -209,10 +209,13 @@ ROWS: tuple[Row, ...] = (
         note="Post in the first quarter of the blocks, then pre. With fewer than 4 blocks it is pre",
         init="gpt2",
         init_source="our choice: its first blocks are post, the others pre, and neither rule suits both",
-        attn=SubLayer(norms=("in",)),
-        mlp=SubLayer(norms=("in",)),
+        attn=SubLayer(norms=("input",)),
+        mlp=SubLayer(norms=("input",)),
         early=EarlyBlocks(
-            blocks=quarter, condition="l <= L // 4", attn=SubLayer(norms=("res",)), mlp=SubLayer(norms=("res",))
+            blocks=quarter,
+            condition="l <= L // 4",
+            attn=SubLayer(norms=("residual",)),
+            mlp=SubLayer(norms=("residual",)),
         ),
         final_norm=True,
     ),
@@ -233,8 +236,8 @@ ROWS: tuple[Row, ...] = (
         incompatible_inits={
             "other": "beta = (8L)^(-1/4) on values, output and MLP is part of the method (arXiv:2203.00555)"
         },
-        attn=SubLayer(norms=("res",), skip=fourth_root),
-        mlp=SubLayer(norms=("res",), skip=fourth_root),
+        attn=SubLayer(norms=("residual",), skip=fourth_root),
+        mlp=SubLayer(norms=("residual",), skip=fourth_root),
     ),
     Row(
         name="keel",
@@ -254,13 +257,13 @@ ROWS: tuple[Row, ...] = (
         init="gpt2",
         init_source="a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings",
         laws=("last_gradient_over_depth", "first_gradient_constant"),
-        attn=SubLayer(norms=("in", "res"), skip=twice_depth),
-        mlp=SubLayer(norms=("in", "res"), skip=twice_depth),
+        attn=SubLayer(norms=("input", "residual"), skip=twice_depth),
+        mlp=SubLayer(norms=("input", "residual"), skip=twice_depth),
         early=EarlyBlocks(
             blocks=first_block_only,
             condition="l == 1",
-            attn=SubLayer(norms=("in",)),
-            mlp=SubLayer(norms=("in", "res")),
+            attn=SubLayer(norms=("input",)),
+            mlp=SubLayer(norms=("input", "residual")),
         ),
         variants={
             "pre": Variant(
@@ -268,8 +271,8 @@ ROWS: tuple[Row, ...] = (
                 early=EarlyBlocks(
                     blocks=first_block_only,
                     condition="l == 1",
-                    attn=SubLayer(norms=("in",)),
-                    mlp=SubLayer(norms=("in",)),
+                    attn=SubLayer(norms=("input",)),
+                    mlp=SubLayer(norms=("input",)),
                 ),
             ),
             "same": Variant(formula="x = N(2 * L * x + F(N(x)))"),
@@ -294,8 +297,8 @@ ROWS: tuple[Row, ...] = (
             "smallinit_scaled": DAMPED_TWICE,
             "depth_scaled": DAMPED_TWICE,
         },
-        attn=SubLayer(norms=("in",), shrink=root_of_layer),
-        mlp=SubLayer(norms=("in",), shrink=root_of_layer),
+        attn=SubLayer(norms=("input",), shrink=root_of_layer),
+        mlp=SubLayer(norms=("input",), shrink=root_of_layer),
         final_norm=True,
     ),
     # A learned factor that starts at 0, or near it in layerscale, makes each block almost the identity at first.
@@ -345,8 +348,8 @@ ROWS: tuple[Row, ...] = (
             "wiring.attn.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
             "wiring.mlp.scale": "[0.1 if L <= 18 else 0.00001 if L <= 24 else 0.000001] * D",
         },
-        attn=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
-        mlp=SubLayer(norms=("in",), scale=smaller_with_depth, scale_per_channel=True),
+        attn=SubLayer(norms=("input",), scale=smaller_with_depth, scale_per_channel=True),
+        mlp=SubLayer(norms=("input",), scale=smaller_with_depth, scale_per_channel=True),
         final_norm=True,
     ),
     Row(
@@ -358,8 +361,8 @@ ROWS: tuple[Row, ...] = (
         note="Some call it sandwich, which is peri here",
         init="xavier",
         init_source="our choice: that of post, since it has the same norm on the stream",
-        attn=SubLayer(norms=("in", "res")),
-        mlp=SubLayer(norms=("in", "res")),
+        attn=SubLayer(norms=("input", "residual")),
+        mlp=SubLayer(norms=("input", "residual")),
     ),
     # From here on there are norms inside the sub-layers, and formulas name the parts of a sub-layer.
     Row(
@@ -375,8 +378,8 @@ ROWS: tuple[Row, ...] = (
         incompatible_inits={
             "other": "gamma = sqrt(ln 2L) on values, output and MLP is part of the method (arXiv:2210.06423)"
         },
-        attn=SubLayer(norms=("in", "attn_inner")),
-        mlp=SubLayer(norms=("in", "mlp_inner")),
+        attn=SubLayer(norms=("input", "inner_attn")),
+        mlp=SubLayer(norms=("input", "inner_mlp")),
         final_norm=True,
     ),
     Row(
@@ -391,7 +394,7 @@ ROWS: tuple[Row, ...] = (
         note="A_qkv has a norm on each head's q, k and v. In levanter hybrid norm is peri",
         init="smallinit_scaled",
         init_source="the public code of Zhuo et al. 2025, arXiv:2503.04598",
-        attn=SubLayer(norms=("q", "k", "v", "res")),
+        attn=SubLayer(norms=("q", "k", "v", "residual")),
         mlp=SubLayer(),
         final_norm=True,
     ),
@@ -409,13 +412,13 @@ ROWS: tuple[Row, ...] = (
         note="The first block is pre with a norm on each head's q, k and v",
         init="smallinit_scaled",
         init_source="the public code of Zhuo et al. 2025, arXiv:2503.04598",
-        attn=SubLayer(norms=("q", "k", "v", "res")),
+        attn=SubLayer(norms=("q", "k", "v", "residual")),
         mlp=SubLayer(),
         early=EarlyBlocks(
             blocks=first_block_only,
             condition="l == 1",
-            attn=SubLayer(norms=("in", "q", "k", "v")),
-            mlp=SubLayer(norms=("in",)),
+            attn=SubLayer(norms=("input", "q", "k", "v")),
+            mlp=SubLayer(norms=("input",)),
         ),
         final_norm=True,
     ),
@@ -429,8 +432,8 @@ ROWS: tuple[Row, ...] = (
         init="gpt2",
         init_source="our choice: one of its two branches ends in a norm, which cancels smaller outputs",
         initial_values={"attn.head_scale": "[1] * H"},
-        attn=SubLayer(norms=("in", "out")),
-        mlp=SubLayer(norms=("in", "mlp_inner")),
+        attn=SubLayer(norms=("input", "output")),
+        mlp=SubLayer(norms=("input", "inner_mlp")),
         head_scale=True,
         final_norm=True,
     ),

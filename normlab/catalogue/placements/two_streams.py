@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
 from normlab.catalogue.placements.wiring import Branch, Sequential, TwoNorms
+from normlab.catalogue.sites import of_sub_layer
 
 StreamPair = tuple[Tensor, Tensor]
 """Two streams, (B, T, D) each. Statistics of the stream are computed on the first."""
@@ -48,13 +49,14 @@ class ResiDual(Placement):
     head_formula: ClassVar[str] = "x = x + N(y)"
     source: ClassVar[str] = "Xie et al. 2023, arXiv:2304.14802 (ResiDual)"
     pitfalls: ClassVar[tuple[str, ...]] = ("x-transformers still documents resi_dual=True, whose code is gone.",)
+    block_sites: ClassVar[tuple[str, ...]] = ("residual_attn", "residual_mlp")
     init: ClassVar[str] = "xavier"
     init_source: ClassVar[str] = "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"
 
     name: str = "resi_dual"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        return Sequential(ResiDualSubLayer(width, make_norm), ResiDualSubLayer(width, make_norm))
+        return Sequential(ResiDualSubLayer("attn", width, make_norm), ResiDualSubLayer("mlp", width, make_norm))
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return DuplicateStream()
@@ -66,11 +68,9 @@ class ResiDual(Placement):
 class ResiDualSubLayer(nn.Module):
     """One sub-layer, whose output is added to both streams."""
 
-    output_norms = ("norm",)
-
-    def __init__(self, width: int, make_norm: MakeNorm):
+    def __init__(self, sub_layer: str, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, of_sub_layer("residual", sub_layer))
 
     def forward(self, streams: StreamPair, sublayer: Branch) -> StreamPair:
         x_BTD, y_BTD = streams
@@ -84,7 +84,7 @@ class ResiDualOutput(nn.Module):
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "final")
 
     def forward(self, streams: StreamPair) -> Tensor:
         x_BTD, y_BTD = streams
@@ -110,13 +110,17 @@ class Siamese(Placement):
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The paper's algorithm and the authors' code differ in one norm of x and one factor; this follows the code.",
     )
+    block_sites: ClassVar[tuple[str, ...]] = (
+        *("streams", "streams", "input_attn"), *("streams", "streams", "input_mlp"),
+    )  # fmt: skip
     init: ClassVar[str] = "gpt2_scaled"
     init_source: ClassVar[str] = "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"
 
     name: str = "siamese"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        return Sequential(*(SiameseSubLayer(layer + 1, width, make_norm) for _ in range(2)))
+        attn, mlp = [SiameseSubLayer(sub_layer, layer + 1, width, make_norm) for sub_layer in ("attn", "mlp")]
+        return Sequential(attn, mlp)
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return DuplicateStream()
@@ -130,11 +134,11 @@ class SiameseSubLayer(nn.Module):
 
     root: Tensor
 
-    def __init__(self, layer: int, width: int, make_norm: MakeNorm):
+    def __init__(self, sub_layer: str, layer: int, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.x_norm = make_norm(width)
-        self.y_norm = make_norm(width)
-        self.in_norm = make_norm(width)
+        self.x_norm = make_norm(width, "streams")
+        self.y_norm = make_norm(width, "streams")
+        self.in_norm = make_norm(width, of_sub_layer("input", sub_layer))
         # A float64 scalar divides a float32 tensor as a float32 number, and a float64 tensor without loss.
         self.register_buffer("root", torch.tensor(math.sqrt(2 * layer), dtype=torch.float64))
 
@@ -150,9 +154,9 @@ class SiameseOutput(nn.Module):
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.x_norm = make_norm(width)
-        self.y_norm = make_norm(width)
-        self.out_norm = make_norm(width)
+        self.x_norm = make_norm(width, "final")
+        self.y_norm = make_norm(width, "final")
+        self.out_norm = make_norm(width, "final")
 
     def forward(self, streams: StreamPair) -> Tensor:
         x_BTD, y_BTD = streams
@@ -225,7 +229,7 @@ class X0Input(nn.Module):
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "embedding")
 
     def forward(self, x_BTD: Tensor) -> StreamPair:
         return duplicate_stream(self.norm(x_BTD))
@@ -236,7 +240,7 @@ class X0Output(nn.Module):
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.norm = make_norm(width)
+        self.norm = make_norm(width, "final")
 
     def forward(self, streams: StreamPair) -> Tensor:
         return self.norm(streams[0])

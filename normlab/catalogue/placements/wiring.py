@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from normlab.base.plugins import COUNTER
 from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm
+from normlab.catalogue.sites import of_sub_layer
 
 if TYPE_CHECKING:
     from normlab.catalogue.placements.algebra import SubLayer
 
 
 UPDATES = f"branch{COUNTER}"
+MODULES = {"input": "in", "output": "out", "residual": "res"}
+"""The name of the module of a norm by its site; initial values and checkpoints have this name."""
 
 
 class Branch:
@@ -65,15 +68,26 @@ class Residual(nn.Module):
     rate: Tensor
 
     def __init__(
-        self, sub: SubLayer, layer: int, depth: int, width: int, make_norm: MakeNorm, warmup: int | None = None
+        self,
+        sub: SubLayer,
+        sub_layer: str,
+        layer: int,
+        depth: int,
+        width: int,
+        make_norm: MakeNorm,
+        warmup: int | None = None,
     ):
+        """Make the norms and factors of a sub-layer, `attn` or `mlp`, of block `layer` (from 1)."""
         super().__init__()
         self.grows = warmup is not None
         if warmup is not None:
             self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
             # Block l has its whole branch after W l / L updates, the first block first (ProRes, arXiv:2603.05369).
             self.register_buffer("rate", torch.tensor(depth / (warmup * layer), dtype=torch.float64))
-        self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
+        self.norms = nn.ModuleDict()
+        for site, name in MODULES.items():
+            if site in sub.norms:
+                self.norms[name] = make_norm(width, of_sub_layer(site, sub_layer))
         for name in ("skip", "branch", "shrink"):
             schedule = getattr(sub, name)
             needed = _is_needed(schedule, depth)
@@ -125,14 +139,11 @@ class Sequential(nn.Module):
 
 
 class TwoNorms(nn.Module):
-    """The base class of a wiring with one norm for attention and one for the MLP.
+    """The base class of a wiring with one norm for attention and one for the MLP, both at the same `site`."""
 
-    The norms that stand after an addition are its `output_norms`, by name; their gains have a group of their own.
-    """
-
-    output_norms: ClassVar[tuple[str, ...]] = ()
+    site: ClassVar[str] = "input"
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
-        self.attn_norm = make_norm(width)
-        self.mlp_norm = make_norm(width)
+        self.attn_norm = make_norm(width, of_sub_layer(self.site, "attn"))
+        self.mlp_norm = make_norm(width, of_sub_layer(self.site, "mlp"))

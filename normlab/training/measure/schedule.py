@@ -56,7 +56,7 @@ class StatisticsSchedule:
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
                 self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
-                self.options, independent=not config.norm.batch_statistics,
+                self.options, independent=not config.batch_statistics,
                 # Without a loss scale, small gradients would vanish in float16.
                 autocast=nullcontext if config.precision == "fp16" else windows.autocast,
             )  # fmt: skip

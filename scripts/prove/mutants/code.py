@@ -60,7 +60,7 @@ COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
 EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
               "register_row", "factors", "early",
-              "formula", "weights_formula", "initial_values", "has_norms", "has_free_branches", "has_standard_matrices",
+              "formula", "weights_formula", "initial_values", "has_free_branches", "has_standard_matrices",
               "is_plain_sum", "all_sub_layers", "_without_norms", "layers",
               "all_initial_values",
               "matmul_flops", "matmul_weights", "kept_numbers", "parameters", *REFERENCES)  # fmt: skip

@@ -54,7 +54,7 @@ def feature_rows() -> list[Row]:
 def _feature_rows(row: type[Row]) -> list[Row]:
     """Return equal objects for one class of rows, because a name is registered once; a mutant has its own class."""
     sub = SubLayer(
-        norms=("in", "out", "res"),
+        norms=("input", "output", "residual"),
         skip=lambda layer, depth: depth / 16,
         branch=lambda layer, depth: layer / depth,  # 1 in the last block only
         shrink=lambda layer, depth: max(1.0, layer / depth),
@@ -72,10 +72,10 @@ def _feature_rows(row: type[Row]) -> list[Row]:
     early = EarlyBlocks(
         blocks=table.quarter,
         condition="l <= L // 4",
-        attn=SubLayer(norms=("in", "attn_inner")),
-        mlp=SubLayer(norms=("in",)),
+        attn=SubLayer(norms=("input", "inner_attn")),
+        mlp=SubLayer(norms=("input",)),
     )
-    post, pre = SubLayer(norms=("res",)), SubLayer(norms=("in",))
+    post, pre = SubLayer(norms=("residual",)), SubLayer(norms=("input",))
     formulas = (
         "x = N(L / 16 * x + scale * (l / L) * N(F(N(x))))",
         "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
@@ -183,5 +183,9 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
 def _built(kind: str, name: str) -> nn.Module:
     if kind == "norms":
         return NORMS[name]().build(16)  # pyright: ignore[reportCallIssue]
-    make_norm = NORMS["layernorm"]().build  # pyright: ignore[reportCallIssue]
+    norm = NORMS["layernorm"]()  # pyright: ignore[reportCallIssue]
+
+    def make_norm(width: int, site: str) -> nn.Module:
+        return norm.build(width)
+
     return nn.ModuleList(PLACEMENTS[name].wire(layer, 5, 16, make_norm) for layer in range(5))

@@ -1,0 +1,139 @@
+"""The norms of a model: at which sites they stand, and with which options. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.base.errors import ConfigError, did_you_mean
+from normlab.catalogue.norms.base import NormConfig
+from normlab.catalogue.placements.base import Placement
+from normlab.catalogue.sites import LAYERS, OUTSIDE_BLOCKS, SITES, parts_of, selected_layers, split_key
+from normlab.config.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNorm:
+    site: str
+    layer: int | None
+    """The block, from 0; None outside the blocks."""
+    shape: tuple[int, ...]
+    """The shape of a token's vector there; (H, K) for the vectors of H heads."""
+    norm: NormConfig
+    """Its options."""
+
+
+def placed_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> list[PlacedNorm]:
+    """Return the norms of a model, block by block."""
+    by_layer = any(split_key(key)[1] == LAYERS for key in norm.at)
+    at_site: dict[tuple[str, int | None], NormConfig] = {}
+    placed: list[PlacedNorm] = []
+    for site, layer in _sites(placement, model):
+        # The blocks of most models have equal norms.
+        key = site, layer if by_layer else None
+        if key not in at_site:
+            at_site[key] = norm_at(norm, model, site, layer)
+        placed.append(PlacedNorm(site, layer, _shape(site, model), at_site[key]))
+    return placed
+
+
+def norm_at(norm: NormConfig, model: ModelConfig, site: str, layer: int | None = None) -> NormConfig:
+    """Return the norm of a site, in the block `layer` (from 0)."""
+    # The norm of `model.v_norm` has no gain and bias, as in Gemma 4.
+    return norm.at_site(site, layer, model.depth, plain=site == "v" and model.v_norm)
+
+
+def _sites(placement: Placement, model: ModelConfig) -> Iterator[tuple[str, int | None]]:
+    """Yield the site of each norm of a model, with its block."""
+    for layer in range(model.depth):
+        inner = placement.inner_sites(layer, model.depth)
+        in_block = [site for site in SITES if site in inner]
+        if model.qk_norm != "off":
+            in_block += ["q", "k"]
+        if model.v_norm:
+            in_block.append("v")
+        for site in (*in_block, *placement.wiring_sites(layer, model.depth)):
+            yield site, layer
+    for site in placement.end_sites():
+        yield site, None
+
+
+def _shape(site: str, model: ModelConfig) -> tuple[int, ...]:
+    head_width = model.width // model.heads
+    if site in ("q", "k") and model.qk_norm == "full":
+        return (model.width,)
+    if site in ("q", "k", "v"):
+        return model.heads, head_width
+    if site == "inner_mlp":
+        assert model.mlp_width is not None  # resolved
+        return (model.mlp_width,)
+    return (model.width,)
+
+
+def check_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> None:
+    """Check the norms of a model, and that each setting of `norm.at` is for one of its sites.
+
+    Raises:
+        ConfigError: A norm does not fit its width, its placement or its own options; a site has no norm.
+    """
+    norm.validate()
+    norm.check_width(model.width)
+    placed = placed_norms(norm, placement, model)
+    present = dict.fromkeys(part.site for part in placed)
+    for key in norm.at:
+        _check_key(key, norm, model, list(present))
+    changed = {part for key in norm.at for part in parts_of(split_key(key)[0])}
+    checked: list[tuple[str, tuple[int, ...], NormConfig]] = []
+    for part in placed:
+        case = part.site, part.shape, part.norm
+        if case in checked:
+            continue
+        checked.append(case)
+        # At other sites the norm has the options of the run, and what the site itself changes contradicts none.
+        if part.site in changed:
+            _check_options(part)
+        part.norm.check_width(part.shape[-1])
+        placement.check_norm(part.site, part.norm)
+
+
+def _check_options(placed: PlacedNorm) -> None:
+    """Check that the options of a norm that `norm.at` has changed do not contradict each other."""
+    try:
+        placed.norm.validate()
+    except ConfigError as error:
+        raise ConfigError(f"norm.at.{placed.site}: {error}") from error
+
+
+def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str]) -> None:
+    """Check that a key of `norm.at` is for a site where the model has a norm."""
+    site, name = split_key(key)
+    setting = f"norm.at.{key}={norm.at[key]}"
+    if not set(parts_of(site)) & set(present):
+        known = [name for name in SITES if set(parts_of(name)) & set(present)]
+        hint = did_you_mean(site, known)
+        has = f"has norms at {', '.join(known)}" if known else "has no norms"
+        raise ConfigError(f"{setting}{hint}: the model has no norm at {site}, and norm.at adds none; it {has}")
+    if name != LAYERS:
+        return
+    if site in OUTSIDE_BLOCKS:
+        raise ConfigError(f"{setting}: {site} is not in the blocks; leave it out")
+    selected_layers(site, norm.at[key], model.depth)
+    if all(split_key(other)[0] != site for other in norm.at if other != key):
+        raise ConfigError(f"{setting}: selects blocks for no setting; add norm.at.{site}=NORM or one of its options")
+
+
+def without_defaults(norm: NormConfig, placement: Placement, model: ModelConfig) -> NormConfig:
+    """Return the norm without the settings of `norm.at` that change no norm of the model, the others in one order."""
+    order = list(SITES)
+    keys = sorted(norm.at, key=lambda key: (order.index(split_key(key)[0]), key))
+    settings: dict[str, Any] = {key: norm.at[key] for key in keys}
+    norm = dataclasses.replace(norm, at=settings)
+    placed = placed_norms(norm, placement, model)
+    for key in keys:
+        fewer = {name: value for name, value in settings.items() if name != key}
+        reduced = dataclasses.replace(norm, at=fewer)
+        if placed_norms(reduced, placement, model) == placed:
+            norm, settings = reduced, fewer
+    return norm

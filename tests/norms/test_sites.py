@@ -1,0 +1,179 @@
+"""Norms by site: which norm `norm.at` puts where, and that it changes nothing else."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from normlab.base.errors import ConfigError
+from normlab.catalogue.placements.base import load_all
+from normlab.catalogue.sites import SITES, parts_of
+from normlab.config.compose import compose_run
+from normlab.config.recorded import config_from_record, parse_config
+from normlab.config.schema import RunConfig
+from normlab.model.fingerprint import fingerprint
+from normlab.model.groups import groups_of
+from normlab.model.init import build_model
+from normlab.model.small import VOCAB, build_small, shrink, tokens
+from normlab.verify.norms_by_site import norms_by_site
+
+NANO = ("model=gpt2_nano", "train.steps=0")
+
+
+def config_with(*overrides: str) -> RunConfig:
+    return compose_run([*NANO, *overrides])
+
+
+def norms_of(*overrides: str) -> dict[tuple[str, str], str]:
+    """Return the norm of each site by its site and its blocks."""
+    rows = norms_by_site(config_with(*overrides))
+    return {(row["site"], row["blocks"]): row["norm"] for row in rows}
+
+
+def test_the_narrower_site_wins_and_another_norm_has_its_own_defaults() -> None:
+    options = ("norm.at.input.eps=1e-3", "norm.at.input_mlp.eps=1e-4", "norm.at.final=layernorm")
+    assert norms_of("norm=rmsnorm", "norm.bias=true", "placement=peri", *options) == {
+        ("input_attn", "all blocks"): "rmsnorm bias=True eps=0.001",
+        ("input_mlp", "all blocks"): "rmsnorm bias=True eps=0.0001",
+        ("output_attn", "all blocks"): "rmsnorm bias=True",
+        ("output_mlp", "all blocks"): "rmsnorm bias=True",
+        ("final", ""): "layernorm",
+    }
+
+
+def test_a_norm_of_a_narrower_site_takes_no_options_of_the_wider_one() -> None:
+    norms = norms_of("norm=rmsnorm", "norm.at.input.eps=1e-3", "norm.at.input_attn=layernorm")
+    assert norms[("input_attn", "all blocks")] == "layernorm"
+    assert norms[("input_mlp", "all blocks")] == "rmsnorm eps=0.001"
+
+
+def test_the_name_of_the_runs_norm_means_that_norm_with_its_options() -> None:
+    norms = norms_of(
+        "norm=rmsnorm", "norm.eps=1e-3", "norm.at.input=none", "norm.at.input_mlp=rmsnorm", "norm.at.final=rmsnorm",
+        "norm.at.final.gain=false",
+    )  # fmt: skip
+    assert norms == {
+        ("input_attn", "all blocks"): "none",
+        ("input_mlp", "all blocks"): "rmsnorm eps=0.001",
+        ("final", ""): "rmsnorm gain=False eps=0.001",
+    }
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks"),
+    [("1:", "blocks 1, 2, 3"), ("::2", "blocks 0, 2"), ("3", "block 3"), ("-1", "block 3"), (":1", "block 0")],
+)
+def test_layers_select_blocks(layers: str, blocks: str) -> None:
+    norms = norms_of("norm=rmsnorm", "model.depth=4", "norm.at.input_mlp=none", f"norm.at.input_mlp.layers='{layers}'")
+    assert norms[("input_mlp", blocks)] == "none"
+    assert {norm for (site, _), norm in norms.items() if site == "input_attn"} == {"rmsnorm"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("norm.at.fnal=none", "norm.at.fnal: unknown site 'fnal' (did you mean 'final'?): choose one of "),
+        (
+            "norm.at.q=none",
+            "norm.at.q=none: the model has no norm at q, and norm.at adds none; it has norms at input, ",
+        ),
+        ("norm.at.input=none placement=parallel norm.at.input_mlp.eps=1", "the model has no norm at input_mlp"),
+        ("norm.at.final=none placement=post", "no norm at final, and norm.at adds none; it has norms at residual, "),
+        ("norm.at.final.epz=1", "norm.at.final.epz=1: of norm=rmsnorm there: unknown option 'epz' (did you mean 'eps'"),
+        ("norm.at.final=none norm.at.final.eps=1", "norm.at.final.eps=1: of norm=none there: it has no options"),
+        ("norm.at.final.eps=x", "norm.at.final.eps=x: Expected float, got str; set another value"),
+        ("norm.at.final.eps=-1", "norm.at.final.eps=-1.0: must be at least 0"),
+        ("norm.at.final.eps_mode=insde_ms", "norm.at.final.eps_mode=insde_ms (did you mean 'inside_ms'?): choose one "),
+        ("norm.at.final=rmsnrm", "norm.at.final=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?)"),
+        ("norm.at.final=[1]", "norm.at.final=[1]: unknown norm '[1]'"),
+        ("norm.at.input.layers='1:'", "norm.at.input.layers=1:: selects blocks for no setting; add norm.at.input=NORM"),
+        ("norm.at.input=none norm.at.input.layers=2", "layers=2: no block or slice of model.depth=2 blocks"),
+        ("norm.at.input=none norm.at.input.layers='2:'", "layers=2:: selects none of model.depth=2 blocks"),
+        ("norm.at.input=none norm.at.input.layers=x", "layers=x: no block or slice of model.depth=2 blocks"),
+        ("norm.at.final=none norm.at.final.layers=1", "norm.at.final.layers=1: final is not in the blocks"),
+        (
+            "norm.at.final.unit_offset=true norm.at.final.gain=false",
+            "norm.at.final: norm.unit_offset=true: has no effe",
+        ),
+        ("norm.at=none", "norm.at is a section; set norm.at.final=NORM, for example"),
+        ("norm.at.output=none placement=depth_scaled_sandwich", "norm=none: has no gain per channel, but placement=de"),
+        ("norm.at.final=groupnorm model.width=30 model.heads=2", "groups=4: does not divide"),
+    ],
+)
+def test_settings_that_change_nothing_are_errors(overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_with("norm=rmsnorm", *overrides.split())
+    assert said in str(error.value)
+
+
+def test_no_norm_at_the_end_is_the_placement_without_it() -> None:
+    left_out, none = config_with("placement.final_norm=false"), config_with("norm.at.final=none")
+    logits = [build_small(shrink(config)).gpt(tokens()) for config in (left_out, none)]
+    assert torch.equal(*logits)
+    assert fingerprint(left_out) == fingerprint(none)
+
+
+def test_one_norm_at_each_site_is_one_norm_for_the_run() -> None:
+    """Whatever the run's norm is; and a run's parameters are drawn as before."""
+    overrides = [f"norm.at.{site}=gatednorm" for site in ("input", "output", "final")]
+    by_site = build_model(config_with("norm=none", "placement=peri", *overrides), VOCAB)
+    at_once = build_model(config_with("norm=gatednorm", "placement=peri"), VOCAB)
+    assert groups_of(by_site) == groups_of(at_once)
+    for (name, ours), (other, theirs) in zip(by_site.named_parameters(), at_once.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(ours, theirs)
+
+
+def test_the_identity_knows_what_differs_and_nothing_else() -> None:
+    plain = config_with("norm=rmsnorm")
+    same = config_with("norm=rmsnorm", "norm.at.final=rmsnorm", "norm.at.input.eps=1e-6")
+    assert "at" not in plain.identity()["norm"]
+    assert same.config_hash == plain.config_hash
+    changed = config_with("norm=rmsnorm", "norm.at.final.eps=1e-8", "norm.at.input.eps=1e-6")
+    assert changed.identity()["norm"]["at"] == {"final.eps": 1e-8}
+    assert changed.config_hash != plain.config_hash
+    # One order, whatever the command has.
+    pair = ("norm.at.final.eps=1e-8", "norm.at.input.eps=1e-8")
+    hashes = {config_with("norm=rmsnorm", *order).config_hash for order in (pair, pair[::-1])}
+    assert len(hashes) == 1
+
+
+def test_a_record_has_the_settings() -> None:
+    config = config_with("norm=rmsnorm", "norm.at.final.eps=1e-8", "norm.at.input_attn=none")
+    tree = config.recorded()
+    assert tree["norm"]["at"] == {"final.eps": 1e-8, "input_attn": "none"}
+    assert config_from_record(tree | {"results_dir": "results"}).norm == config.norm
+    assert parse_config(tree | {"results_dir": "results"}).norm.at == config.norm.at
+    assert "at" not in config_with("norm=rmsnorm").recorded()["norm"]
+
+
+def test_batch_statistics_of_one_site_are_those_of_the_run() -> None:
+    config = config_with("norm=rmsnorm", "norm.at.final=batchnorm")
+    assert config.batch_statistics
+    assert config.measures_batches
+    assert any("batchnorm" in text for text in config.warnings())
+    assert not config_with("norm=batchnorm", "norm.at.input=rmsnorm", "norm.at.final=rmsnorm").batch_statistics
+
+
+@pytest.mark.parametrize("placement", load_all())
+def test_each_site_of_a_placement_is_in_the_table(placement: str) -> None:
+    entry = load_all()[placement]
+    sites = [*entry.end_sites()]
+    for layer in range(3):
+        sites += [*entry.wiring_sites(layer, 3), *entry.inner_sites(layer, 3)]
+    # `input` is one norm for both sub-layers of a parallel block.
+    assert set(sites) <= SITES.keys()
+    assert all(parts_of(site) == [site] or site == "input" for site in sites)
+
+
+def test_a_changed_site_changes_its_norms_only() -> None:
+    """The logits change with each site of each placement, and the parameters of other sites keep their names."""
+    for name, entry in load_all().items():
+        if not entry.has_norms(3):
+            continue
+        plain = shrink(config_with("norm=rmsnorm", f"placement={name}", "model.depth=3"))
+        for site in dict.fromkeys(placed.site for placed in plain.placed_norms):
+            norm = dataclasses.replace(plain.norm, at={f"{site}.eps": 0.7})
+            changed = dataclasses.replace(plain, norm=norm)
+            logits = [build_small(config).gpt(tokens()) for config in (plain, changed)]
+            assert not torch.equal(*logits), f"{name}: {site}"

@@ -228,6 +228,7 @@ def _compose_jobs(
             chosen = tuple(str(override.input_line) for override in job if override not in values)
             # A copy, because the next run with these choices starts from the same config.
             config = copy.deepcopy(_compose_choices(configs, chosen))
+            _leave_out_replaced_sites(config, values)
             with naming_run(varied):
                 for override in values:
                     _set_value(config, override, job)
@@ -311,6 +312,18 @@ def _set_value(config: DictConfig, override: Override, job: Sequence[Override]) 
     check_values(config, override, job)
     with printing_refusals((override,)):
         OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+
+
+def _leave_out_replaced_sites(config: DictConfig, values: Sequence[Override]) -> None:
+    """Leave out what config files set for a site of which the command names the norm: options of another norm."""
+    for override in values:
+        if not is_in(override.key_or_group, OF_SITES):
+            continue
+        site = override.key_or_group.removeprefix(f"{OF_SITES}.")
+        with open_dict(config):
+            for key in list(config.norm.at):
+                if is_in(str(key), site):
+                    del config.norm.at[key]
 
 
 @contextmanager

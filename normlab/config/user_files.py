@@ -22,8 +22,10 @@ from omegaconf.resolvers import oc
 
 from normlab.base.errors import ConfigError
 from normlab.base.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
+from normlab.catalogue.sites import split_key
 from normlab.config.config_folders import ConfigFolders, no_such_config
 from normlab.config.known_options import (
+    OF_SITES,
     SECTIONS,
     TOO_MANY_DIGITS,
     all_options,
@@ -221,6 +223,9 @@ def _group_of_entry(group: str, key: str, name: str) -> tuple[str, str] | None:
 def _check_values(path: Path, section: str, content: Mapping[Any, Any], types: Mapping[str, str]) -> None:
     for name, value in content.items():
         option = f"{section}.{name}".lstrip(".")
+        if option == OF_SITES:
+            _check_sites(path, value)
+            continue
         is_reference = isinstance(value, str) and ("${" in value or value == "???")
         if option in types:
             if not is_reference and not takes(types[option], value):
@@ -234,6 +239,22 @@ def _check_values(path: Path, section: str, content: Mapping[Any, Any], types: M
                 raise ConfigError(f"{path}: {option} is a section; set its options one by one")
         else:
             raise _no_option(path, section, str(name))
+
+
+def _check_sites(path: Path, settings: Any) -> None:
+    """Check that a config file sets norms by site with keys such as `final.eps`, of sites that exist.
+
+    The model, which the file need not set, has the sites; `config.norms` checks the settings with it.
+    """
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: {OF_SITES} is a section; set its options one by one")
+    for key, value in settings.items():
+        try:
+            split_key(str(key))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: {OF_SITES}.{key} is no section; write one key for each option, as {key}.eps: 1")
 
 
 def _no_option(path: Path, section: str, name: str) -> ConfigError:

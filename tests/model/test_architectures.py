@@ -78,7 +78,10 @@ def translated(row: Architecture, ours: Tensors, names: set[str]) -> Tensors:
 
     def of(module: str, leaf: str) -> Tensor | None:
         affine = {"weight": "gain", "bias": "bias"}[leaf]
-        return ours.get(f"{module}.{leaf}", ours.get(f"{module}.affine.{affine}"))
+        names = [f"{module}.{leaf}", f"{module}.affine.{affine}"]
+        if leaf == "weight":
+            names.append(module)
+        return next((ours[name] for name in names if name in ours), None)
 
     places = [("", "", row.model_weights)]
     places += [(f"blocks.{layer}.", row.block_prefix.format(layer), row.block_weights) for layer in range(DEPTH)]
@@ -119,7 +122,9 @@ def build_both(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> tuple[GPT,
     if isinstance(kind, str):
         kind = getattr(transformers, kind)
     # Some configs change the values that they get.
-    other = kind(kind.config_class(**copy.deepcopy(shape_of(config.model) | row.config))).eval()
+    options = copy.deepcopy(shape_of(config.model) | row.config)
+    other = kind(kind.config_class(**options)) if row.build is None else row.build(kind, options)
+    other.eval()
     if row.patch is not None:
         row.patch(other, monkeypatch)
 

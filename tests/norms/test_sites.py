@@ -1,6 +1,7 @@
 """Norms by site: which norm `norm.at` puts where, and that it changes nothing else."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from normlab.base.errors import ConfigError
 from normlab.catalogue.placements.base import load_all
 from normlab.catalogue.sites import SITES, parts_of
-from normlab.config.compose import compose_run
+from normlab.config.compose import UserConfigs, compose_run
 from normlab.config.recorded import config_from_record, parse_config
 from normlab.config.schema import RunConfig
 from normlab.model.fingerprint import fingerprint
@@ -177,3 +178,72 @@ def test_a_changed_site_changes_its_norms_only() -> None:
             changed = dataclasses.replace(plain, norm=norm)
             logits = [build_small(config).gpt(tokens()) for config in (plain, changed)]
             assert not torch.equal(*logits), f"{name}: {site}"
+
+
+SETTINGS = "at: {final.eps: 1e-3, input: layernorm, input.layers: '1:', output.eps: '${norm.eps}'}"
+FILES = {
+    "recipe/mine.yaml": (f"# @package _global_\nnorm: {{{SETTINGS}}}", ["recipe=mine"]),
+    "experiment/mine.yaml": (f"# @package _global_\nnorm: {{{SETTINGS}}}", ["+experiment=mine"]),
+    "norm/mine.yaml": (f"defaults: [rmsnorm, _self_]\npreset: mine\n{SETTINGS}", ["norm=mine"]),
+    "train_mine.yaml": (f"defaults: [train, _self_]\nnorm: {{{SETTINGS}}}", []),
+}
+"""Config files of a user, and the overrides that choose them."""
+
+
+def write_config(folder: Path, name: str, text: str) -> UserConfigs:
+    """Write a config file into a folder; a file outside of a group is the primary config."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return UserConfigs(str(folder), "train" if "/" in name else path.stem)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_config_file_of_a_user_has_settings_by_site(file: str, tmp_path: Path) -> None:
+    text, chosen = FILES[file]
+    configs = write_config(tmp_path, file, text)
+    at = {"final.eps": 1e-3, "input": "layernorm", "input.layers": "1:", "output.eps": 1e-6}
+    command = [*chosen, "placement=peri"]
+    assert compose_run(command, configs).norm.at == at
+    # The command replaces a setting of the file, and adds one.
+    more = ["norm.at.final.eps=1", "norm.at.output_mlp=none"]
+    assert compose_run([*command, *more], configs).norm.at == at | {"final.eps": 1, "output_mlp": "none"}
+    # The file's options and blocks of a site were for its norm.
+    replaced = compose_run([*command, "norm.at.input=dyt"], configs).norm.at
+    assert replaced == {"final.eps": 1e-3, "output.eps": 1e-6, "input": "dyt"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("{fnal.eps: 1}", "mine.yaml: norm.at.fnal.eps: unknown site 'fnal' (did you mean 'final'?): choose one of "),
+        ("{fnal: none}", "mine.yaml: norm.at.fnal: unknown site 'fnal' (did you mean 'final'?): choose one of "),
+        ("{1: none}", "mine.yaml: norm.at.1: unknown site '1'"),
+        ("none", "mine.yaml: norm.at is a section; set its options one by one"),
+        ("[final]", "mine.yaml: norm.at is a section; set its options one by one"),
+        ("{final: {eps: 1}}", "mine.yaml: norm.at.final is no section; write one key for each option, as final.eps: 1"),
+        ("{final.epz: 1}", "norm.at.final.epz=1: of norm=rmsnorm there: unknown option 'epz' (did you mean 'eps'?)"),
+        ("{final.eps: null}", "norm.at.final.eps=None: Expected float, got null; set another value"),
+        ("{final.eps: '???'}", "norm.at.final.eps"),
+        ("{final.eps: '${norm.epz}'}", "this reference cannot be resolved; write ${model.width} for an option"),
+        ("{output.eps: 1}", "norm.at.output.eps=1 (did you mean 'input'?): the model has no norm at output, and norm"),
+    ],
+)
+def test_a_wrong_setting_of_a_config_file_is_an_error_of_one_line(settings: str, said: str, tmp_path: Path) -> None:
+    configs = write_config(tmp_path, "recipe/mine.yaml", f"# @package _global_\nnorm: {{at: {settings}}}")
+    with pytest.raises(ConfigError) as error:
+        compose_run(["recipe=mine", "norm=rmsnorm", "placement=pre"], configs)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_replaces_settings_of_a_recipe() -> None:
+    at = compose_run(["recipe=muse_glimmer"]).norm.at
+    changed = compose_run(["recipe=muse_glimmer", "norm.at.output.eps=1e-4", "norm.at.final.gain=false"]).norm.at
+    assert changed == at | {"output.eps": 1e-4, "final.gain": False}
+    replaced = compose_run(["recipe=muse_glimmer", "norm.at.output.gain=false", "norm.at.output=layernorm"]).norm.at
+    kept = {key: value for key, value in at.items() if not key.startswith("output")}
+    assert replaced == kept | {"output": "layernorm", "output.gain": False}
+    assert compose_run(["recipe=axk2", "norm.at.input_mlp=none"]).norm.at == {
+        "input_attn": "gatednorm", "input_mlp": "none",
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from normlab.catalogue.norms.batchnorm import BatchNorm
 from normlab.catalogue.norms.layernorm import LayerNorm
 from normlab.catalogue.norms.rmsnorm import RMSNorm, RMSNormConfig
 from normlab.config.compose import compose_run
-from support.tolerance import assert_equal
+from support.tolerance import assert_equal, float32_as_float64
 
 WIDTH = 12
 BFLOAT16 = torch.bfloat16
@@ -307,3 +307,25 @@ def test_torchs_default_eps_is_that_of_float32_also_in_bfloat16() -> None:
     assert norm(x).float().square().mean() > 0.8
     # To one bfloat16 rounding: torch's own order of operations is not fixed between its versions.
     torch.testing.assert_close(norm(x), reference(x), rtol=2**-7, atol=0)
+
+
+def test_gatednorm_is_that_of_axk2() -> None:
+    axk2 = pytest.importorskip("transformers.models.axk2.modeling_axk2", reason="transformers has no A.X-K2")
+    with float32_as_float64():
+        theirs = axk2.AXK2GatedRMSNorm(axk2.AXK2Config(hidden_size=WIDTH))
+        ours = preset("gatednorm").build(WIDTH).double()
+        own = dict(ours.named_parameters())
+        pairs = [
+            (own["affine.gain"], theirs.norm.weight),
+            (own["down"], theirs.mlp.fc1.weight),
+            (own["up"], theirs.mlp.fc2.weight),
+        ]
+        assert len(own) == len(pairs) == len(list(theirs.parameters()))
+        with torch.no_grad():
+            for seed, (parameter, reference) in enumerate(pairs):
+                # Small matrices, as at the start, would leave every gate near 1/2.
+                parameter.copy_(draw(*parameter.shape, seed=30 + seed))
+                reference.copy_(parameter)
+        x = draw(5, WIDTH)
+        ours_now = outcome(ours, x, [parameter for parameter, _ in pairs])
+        assert_same(ours_now, outcome(theirs, x, [reference for _, reference in pairs]))

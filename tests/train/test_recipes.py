@@ -1,5 +1,7 @@
 """Recipes of conf/recipe against the public code that they are from: init, options and updates of each parameter.
 
+Recipes of the blocks of decoders set no optimiser. `tests/model/test_recipe_blocks.py` compares them.
+
 `scripts/prove/record_recipes.py` has run that code and written recipes.json, which names the commits.
 """
 
@@ -17,6 +19,7 @@ from normlab.config.compose import compose_run
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model, drawn_weights, standard_deviation
 from normlab.training.optim import Optimizer, hyperparameters_at
+from support.architectures.recipes import RECIPES, recipe_of
 from support.drawn_updates import STEPS, drawn_gradients, drawn_start, sums_of
 
 RECORDED = json.loads((Path(__file__).parent / "recipes.json").read_text())
@@ -75,7 +78,11 @@ def test_updates_of_a_recipe_are_those_of_its_source(recipe: str) -> None:
 
 
 def test_every_recipe_has_a_source() -> None:
-    assert {path.stem for path in (config_dir() / "recipe").glob("*.yaml")} == set(RECORDED)
+    of_decoders = {recipe_of(row) for row in RECIPES}
+    assert {path.stem for path in (config_dir() / "recipe").glob("*.yaml")} == {*RECORDED, *of_decoders}
+    for name in of_decoders - RECORDED.keys():
+        text = (config_dir() / "recipe" / f"{name}.yaml").read_text()
+        assert "of transformers 5.23.0" in text
     for name, recorded in RECORDED.items():
         repository, _, commit = recorded["source"].partition(" at ")
         text = (config_dir() / "recipe" / f"{name}.yaml").read_text()
@@ -88,5 +95,6 @@ def test_options_of_the_command_are_stronger_than_a_recipe() -> None:
     assert (config.model.mlp, config.optim.name, config.init) == ("relu2", "muon", "nanochat")
     with pytest.raises(ConfigError, match=r"recipe=nanochat: sets 'scale', which optim=adamw does not have"):
         compose_run(["recipe=nanochat", "optim=adamw"])
-    with pytest.raises(ConfigError, match=r"unknown recipe 'nanogpt'.*choose one of modded_track3, nanochat"):
+    known = "axk2, gemma4, gpt_oss, modded_track3, muse_glimmer, nanochat, olmo3"
+    with pytest.raises(ConfigError, match=f"unknown recipe 'nanogpt'.*choose one of {known}"):
         compose_run(["recipe=nanogpt"])

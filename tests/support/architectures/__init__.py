@@ -6,5 +6,6 @@ from support.architectures.post import POST
 from support.architectures.pre_extra_norms import PRE_EXTRA_NORMS
 from support.architectures.pre_layer_norm import PRE_LAYER_NORM
 from support.architectures.pre_rms_norm import PRE_RMS_NORM
+from support.architectures.recipes import RECIPES
 
-ARCHITECTURES = [*PRE_RMS_NORM, *PRE_LAYER_NORM, *PRE_EXTRA_NORMS, *POST, *OUTPUT_NORMS, *PARALLEL]
+ARCHITECTURES = [*PRE_RMS_NORM, *PRE_LAYER_NORM, *PRE_EXTRA_NORMS, *POST, *OUTPUT_NORMS, *PARALLEL, *RECIPES]

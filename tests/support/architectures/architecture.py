@@ -28,14 +28,17 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Combined:
-    """A tensor of transformers as a function of some of ours: weights of weights and biases of biases."""
+    """A tensor of transformers as a function of some of ours: weights of weights and biases of biases.
+
+    A module may be the name of a single parameter instead.
+    """
 
     combine: Callable[..., Tensor]
     modules: tuple[str, ...]
 
 
 Weights = Mapping[str, "str | Combined"]
-"""For each module or parameter of transformers our module, or the combination of ours, that equals it."""
+"""For each module or parameter of transformers our module or parameter, or the combination of ours, that equals it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,8 @@ class Architecture:
     """Parts of the names of parameters that only transformers has; they are zero."""
     zero_in_normlab: tuple[str, ...] = ()
     """Ends of the names of parameters that only our model has; they are zero."""
+    build: Callable[[Any, dict[str, Any]], nn.Module] | None = None
+    """Builds the model from its class and its options, where these are not those of the class's config."""
     patch: Callable[[Any, pytest.MonkeyPatch], None] | None = None
 
 

@@ -46,12 +46,6 @@ def kosmos_without_sinusoids_and_padding(model: Any, monkeypatch: pytest.MonkeyP
     model.model.embed_tokens.padding_idx = None
 
 
-GEMMA_4 = {
-    "global_head_dim": HEAD_WIDTH, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 1,
-    "num_kv_shared_layers": 0,
-}  # fmt: skip
-"""Without the second embedding of its smallest models."""
-
 OUTPUT_NORMS = [
     # res_post
     Architecture(
@@ -95,16 +89,6 @@ OUTPUT_NORMS = [
         overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.qk_norm=head",
         config=GEMMA | FULL_ATTENTION | ROTATION_BY_LAYER,
         model_weights=GEMMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_QK | GEMMA_PERI,
-    ),
-    Architecture(
-        name="Gemma 4",
-        transformers_class="Gemma4ForCausalLM",
-        # Its scores are not divided by sqrt(K); the factor of the block on the stream is a buffer of 1.
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head model.v_norm=true "
-        f"model.qk_scale={HEAD_WIDTH**0.25} model.embed_scale={WIDTH**0.5}",
-        config=GEMMA | FULL_ATTENTION | ROTATION_BY_LAYER | GEMMA_4,
-        model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_QK | GEMMA_PERI,
     ),
     Architecture(

@@ -27,13 +27,11 @@ from support.architectures.architecture import (
     QKV,
     QWEN_GATED_ATTN,
     ROTARY_GELU,
-    ROTARY_RELU2,
     ROTATION,
     TANH,
     UNGATED,
     Architecture,
     by_head,
-    halves_exchanged,
     plus_one,
 )
 from support.transformers_models import CONTEXT
@@ -49,21 +47,6 @@ PRE_EXTRA_NORMS = [
         model_weights=BART_ENDS | {"model.decoder.layer_norm": "head.close"},
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
         zero_in_transformers=("encoder_attn",),
-    ),
-    Architecture(
-        name="nanochat",
-        transformers_class="NanoChatForCausalLM",
-        overrides=f"{ROTARY_RELU2} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head "
-        "model.qk_norm_after_rope=true model.logit_softcap=15",
-        config={"final_logit_softcapping": 15.0},
-        model_weights={"model.embed_tokens": "embed.tokens", "lm_head": "head"},
-        block_weights=LLAMA_ATTN
-        | {
-            "self_attn.q_proj": halves_exchanged("attn.q"),
-            "self_attn.k_proj": halves_exchanged("attn.k"),
-            "mlp.fc1": "mlp.up",
-            "mlp.fc2": "mlp.down",
-        },
     ),
     # pre, and a norm on queries and keys
     Architecture(

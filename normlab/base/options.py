@@ -41,6 +41,7 @@ def option(
     below: float | None = None,
     longest: int | None = None,
     identity: bool = True,
+    omit_default: bool = False,
 ) -> Any:
     """Return a dataclass field with help and limits.
 
@@ -57,10 +58,13 @@ def option(
         below: Exclusive upper limit.
         longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
         identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
+        omit_default: Whether the identity of a run leaves the option out at its default, so that runs from before the
+            option keep their ids.
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "longest": longest, "identity": identity, "help": help,
+        "longest": longest, "identity": identity,
+        "omit_default": omit_default, "help": help,
     }  # fmt: skip
     if default is _UNSET:
         return dataclasses.field(metadata=metadata)
@@ -150,6 +154,8 @@ def identity_tree(config: Any) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not field.metadata.get("identity", True):
+            continue
+        if field.metadata.get("omit_default", False) and value == field.default:
             continue
         if dataclasses.is_dataclass(value):
             value = identity_tree(value)

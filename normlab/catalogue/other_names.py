@@ -19,6 +19,10 @@ OTHER_NAMES = {
     "gemma3": f"norm=rmsnorm_gemma {_GEMMA} model.qk_norm=head ({_NOT_GEMMA})",
     "gemma4": f"norm=rmsnorm_llama {_GEMMA} model.qk_norm=head model.v_norm=true model.qk_scale=2 ({_NOT_GEMMA}; "
     "qk_scale is K^(1/4), where a head has K channels, 16 in model=llama_nano)",
+    "granite": "model=llama_nano norm=rmsnorm_llama placement=pre placement.branch_factor=0.22 (0.22 stands for the "
+    "model's residual_multiplier)",
+    "zaya": "model=llama_nano norm=rmsnorm_llama placement=pre placement.residual_affine=true (without its "
+    "convolutions, its experts, and the scale and shift of its embeddings)",
     "afmoe": _TRINITY, "trinity": _TRINITY,
     "qknorm": "model.qk_norm=head, or full for all heads together",
     "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",
@@ -51,6 +55,14 @@ NAMES = (
     (
         "QK-norm", "karpathy/nanochat, but for its lack of gains", "92d63d4",
         "model=llama_nano model.qk_norm=head model.qk_norm_after_rope=true model.qk_scale=1.2",
+    ),
+    (
+        "residual scaling", "transformers, ZAYA: ResidualScaling", "060988b",
+        "placement=pre placement.residual_affine=true",
+    ),
+    (
+        "residual scaling", "transformers, Granite: residual_multiplier, in its docs scaled residual", "1415f8c",
+        "placement=pre placement.branch_factor=0.22",
     ),
     ("RMSNorm", "transformers, Llama", "", "norm=rmsnorm norm.eps=1e-6"),
     ("RMSNorm", "bzhangGo/rmsnorm", "2e726f1", "norm=rmsnorm norm.eps_mode=outside_rms norm.eps=1e-8"),

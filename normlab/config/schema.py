@@ -191,7 +191,8 @@ class RunConfig:
         if self.model.scaling == "completep" and not self.placement.has_free_branches:
             raise ConfigError(
                 f"{scaling}: placement={self.placement.name} has norms or factors on its sums or sub-layers, which "
-                "undo the factor on a sub-layer; choose placement=pre, or another with norms only before sub-layers"
+                "undo the factor on a sub-layer; choose placement=pre with default options, or another with norms only "
+                "before sub-layers"
             )
         if self.model.value_embed:
             raise ConfigError(f"{scaling}: has no rule for model.value_embed=true; leave one of them out")

@@ -134,7 +134,10 @@ class Record:
                 "preset": "", **config["norm"], "taper_steps": None, "taper_warmup": 100, "compute": "fp32",
                 "rounding": "scale_then_cast",
             },
-            "placement": {**config["placement"], "embedding_norm": None, "final_norm": None, "branch_warmup": None},
+            "placement": {
+                **config["placement"], "embedding_norm": None, "final_norm": None, "branch_warmup": None,
+                "branch_factor": 1.0, "residual_affine": False,
+            },
             "data": {**config["data"], "vocab_size": None, "max_tokens": None},
             "model": {"preset": "gpt2_tiny", **config["model"]},
             "train": {

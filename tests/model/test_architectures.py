@@ -177,6 +177,7 @@ def test_architecture_equals_our_model(row: Architecture, monkeypatch: pytest.Mo
     ("name", "override"),
     [
         ("Gemma 2", "norm.eps=1.001e-6"),
+        ("Granite", "placement.branch_factor=0.22001"),
         ("OLMo", "norm.eps=1.001e-5"),
         ("Helium", "model.rope_theta=9000"),
         ("Nemotron", "norm.unit_offset=false"),

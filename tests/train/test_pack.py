@@ -107,6 +107,7 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         ("model.value_residual=learned", "model.attn_softcap=0.1", "model.v_norm=true", "model.depth=3"),
         ("model.value_embed=true", "model.depth=3"),
         ("placement=post", "placement.branch_warmup=7", "model.depth=3"),
+        ("placement=peri", "placement.branch_factor=0.3", "placement.residual_affine=true", "model.depth=2"),
         ("norm=layernorm", "norm.taper_warmup=3", "norm.taper_steps=4", "placement=peri", "model.depth=2"),
     ],
     ids=" ".join,

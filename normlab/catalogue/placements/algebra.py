@@ -6,7 +6,8 @@ With sub-layer F, block l of L (1-based),
 
 A is the `input` norm, B the `output` norm, C the `residual` norm, each a norm or nothing; a_l, b_l and s_l
 are numbers, g a learned number, a learned vector or nothing, and r a number that grows to 1 in training, or nothing. A
-placement of this kind is one `Row`.
+placement of this kind is one `Row`. With `residual_affine` each of the two terms t of the sum becomes (t + b) s, with a
+learned shift b and scale s per channel.
 
 Shapes: B batch, T time, D width.
 """
@@ -157,6 +158,79 @@ def _is_sum(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
 
 
+class _Affine:
+    """Writes (stream + bias) * scale + (output + bias) * scale for each sum of the stream and a sub-layer's output."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, str] = {}
+        """The names that hold the output of a sub-layer, such as f in `f = F(x)`, with the sub-layer."""
+
+    def add_to(self, formula: ast.Module) -> None:
+        for statement in formula.body:
+            if not isinstance(statement, ast.Assign):
+                continue
+            value, name = statement.value, ast.unparse(statement.targets[0])
+            statement.value = self._with_sum(value)
+            holds_output = self._names_of_sub_layers(value) and ast.unparse(statement.value) == ast.unparse(value)
+            sub_layer = self._sub_layer(value) if holds_output else None
+            self.outputs.pop(name, None)
+            if sub_layer is not None:
+                self.outputs[name] = sub_layer
+
+    def _with_sum(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.IfExp):
+            return ast.IfExp(node.test, self._with_sum(node.body), self._with_sum(node.orelse))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "N":
+            return ast.Call(node.func, [self._with_sum(node.args[0])], [])
+        skip, branch = self._terms(node)
+        if skip is None or branch is None:
+            return node
+        sub_layer = self._sub_layer(branch)
+        # In a formula with F the parameters have their names in the module of one sub-layer.
+        prefix = f"{sub_layer}_" if sub_layer else ""
+        terms: list[str] = []
+        for term, tree in (("skip", skip), ("branch", branch)):
+            terms.append(f"({ast.unparse(tree)} + {prefix}{term}_bias) * {prefix}{term}_scale")
+        return ast.parse(" + ".join(terms), mode="eval").body
+
+    def _terms(self, node: ast.expr) -> tuple[ast.expr | None, ast.expr | None]:
+        """Return the parts of a sum without and with a sub-layer, None where there is no such part."""
+        if not self._names_of_sub_layers(node):
+            return node, None
+        match node:
+            case ast.UnaryOp(op, operand):
+                skip, branch = self._terms(operand)
+                return skip and ast.UnaryOp(op, skip), branch and ast.UnaryOp(op, branch)
+            case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+                (skip, branch), (other_skip, other_branch) = self._terms(left), self._terms(right)
+                return _combined(skip, op, other_skip), _combined(branch, op, other_branch)
+            case ast.BinOp(left, ast.Mult() | ast.Div() as op, right) if not self._names_of_sub_layers(right):
+                skip, branch = self._terms(left)
+                return skip and ast.BinOp(skip, op, right), branch and ast.BinOp(branch, op, right)
+            case ast.BinOp(left, ast.Mult() as op, right) if not self._names_of_sub_layers(left):
+                skip, branch = self._terms(right)
+                return skip and ast.BinOp(left, op, skip), branch and ast.BinOp(left, op, branch)
+        return None, node
+
+    def _sub_layer(self, branch: ast.expr) -> str:
+        name = self._names_of_sub_layers(branch)[0]
+        return self.outputs.get(name, SUB_LAYERS.get(name, ""))
+
+    def _names_of_sub_layers(self, node: ast.expr) -> list[str]:
+        """Return the functions that end a sub-layer, and the names that hold their output; the outermost one first."""
+        names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+        return [name for name in names if name in SUB_LAYERS or name in self.outputs]
+
+
+def _combined(left: ast.expr | None, op: ast.Add | ast.Sub, right: ast.expr | None) -> ast.expr | None:
+    """Return the sum or the difference of two parts, either of which may be missing."""
+    if right is None:
+        return left
+    if left is not None:
+        return ast.BinOp(left, op, right)
+    return right if isinstance(op, ast.Add) else ast.UnaryOp(ast.USub(), right)
+
+
 class _Growth(ast.NodeTransformer):
     """Multiplies the terms that hold a sub-layer, or a whole expression without terms, such as N(F(x))."""
 
@@ -193,6 +267,27 @@ def _with_factor(formula: str, factor: str) -> str:
     return ast.unparse(_Growth(factor).visit(tree)).replace("\n", "; ")
 
 
+def with_affine(formula: str) -> str:
+    """Return a formula in which both terms of each sum have a learned shift and scale."""
+    try:
+        tree = ast.parse(formula)
+    except SyntaxError:
+        return formula  # `verify` reports it
+    _Affine().add_to(tree)
+    return ast.unparse(tree).replace("\n", "; ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Multiple:
+    """A schedule times a number. Two of them are equal if both parts are, unlike two lambdas."""
+
+    schedule: Schedule
+    factor: float
+
+    def __call__(self, layer: int, depth: int) -> float:
+        return self.factor * self.schedule(layer, depth)
+
+
 def _of_row(name: str) -> Any:
     """Return a property with the value of the row's field `name`."""
     return property(lambda placement: getattr(placement.row, name))
@@ -205,6 +300,16 @@ class AlgebraPlacement(Placement):
         help="Updates W over which branches grow from 0 to 1: after t updates the branch of block l has a factor "
         "min(t / (W l / L), 1) (ProRes, arXiv:2603.05369).",
     )  # fmt: skip
+    branch_factor: float = option(
+        1.0, above=0, omit_default=True,
+        help="m in x = x + m F(N(x)), a constant factor on what each sub-layer adds; Granite calls it "
+        "residual_multiplier.",
+    )  # fmt: skip
+    residual_affine: bool = option(
+        False, omit_default=True,
+        help="A learned shift b and scale s per channel on both terms of each sum, x = (x + b1) s1 + (F(N(x)) + b2) "
+        "s2, behind all norms and factors on these terms (ZAYA1, but for those on its embeddings).",
+    )  # fmt: skip
 
     version = _of_row("version")
     title = _of_row("title")
@@ -212,22 +317,42 @@ class AlgebraPlacement(Placement):
     @property
     def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         formula = self.row.formula
-        if self.branch_warmup is None:
-            return formula
-        return _with_factor(formula, f"min(t / ({self.branch_warmup} * l / L), 1)")
+        if self.branch_factor != 1:
+            formula = _with_factor(formula, f"{self.branch_factor}")
+        if self.branch_warmup is not None:
+            formula = _with_factor(formula, f"min(t / ({self.branch_warmup} * l / L), 1)")
+        if self.residual_affine:
+            formula = with_affine(formula)
+        return formula
 
     source = _of_row("source")
     init = _of_row("init")
     init_source = _of_row("init_source")
     incompatible_inits = _of_row("incompatible_inits")
-    initial_values = _of_row("initial_values")
     note = _of_row("note")
-    parameters = _of_row("parameters")
     equals = _of_row("equals")
     laws = _of_row("laws")
     pitfalls = _of_row("pitfalls")
     embedding_formula = _of_row("embedding_formula")
     head_formula = _of_row("head_formula")
+
+    @property
+    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        values = self.row.initial_values
+        if not self.residual_affine:
+            return values
+        of_affine: dict[str, str] = {}
+        for sub_layer, term in itertools.product(("attn", "mlp"), ("skip", "branch")):
+            of_affine[f"wiring.{sub_layer}.{term}_bias"] = "[0] * D"
+            of_affine[f"wiring.{sub_layer}.{term}_scale"] = "[1] * D"
+        return {**values, **of_affine}
+
+    @property
+    def parameters(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if not self.residual_affine:
+            return self.row.parameters
+        # Each of two sub-layers has two terms, and each term a shift and a scale.
+        return f"{self.row.parameters} + 8 * L * D".removeprefix("0 + ")
 
     def check_norm(self, site: str, norm: NormConfig) -> None:
         sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
@@ -243,7 +368,7 @@ class AlgebraPlacement(Placement):
         if not norm.is_nowhere:
             return
         for changed in fields(self):
-            if changed.name in ("name", "branch_warmup", *SWITCHES):
+            if changed.name in ("name", *RESIDUAL_OPTIONS, *SWITCHES):
                 continue
             default = replace(self, **{changed.name: changed.default})
             if self != default and _without_norms(self, depth) == _without_norms(default, depth):
@@ -260,8 +385,10 @@ class AlgebraPlacement(Placement):
 
     @property
     def is_plain_sum(self) -> bool:
+        if self.branch_warmup is not None or self.branch_factor != 1 or self.residual_affine:
+            return False
         # By identity: a schedule that is 1 in some blocks, or at some depth, is a factor all the same.
-        return self.branch_warmup is None and all(
+        return all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
 
@@ -272,9 +399,15 @@ class AlgebraPlacement(Placement):
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Return attention and MLP of block `layer`, counted from 1."""
         row = self.row
+        attn, mlp = row.attn, row.mlp
         if row.early is not None and layer <= row.early.blocks(depth):
-            return row.early.attn, row.early.mlp
-        return row.attn, row.mlp
+            attn, mlp = row.early.attn, row.early.mlp
+        return self._with_branch_factor(attn), self._with_branch_factor(mlp)
+
+    def _with_branch_factor(self, sub: SubLayer) -> SubLayer:
+        if self.branch_factor == 1:
+            return sub
+        return replace(sub, branch=_Multiple(sub.branch, self.branch_factor))
 
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
         return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
@@ -284,8 +417,9 @@ class AlgebraPlacement(Placement):
 
         # A model counts blocks from 0, and schedules from 1, as papers do.
         of_attn, of_mlp = self.sub_layers(layer + 1, depth)
-        attn = Residual(of_attn, "attn", layer + 1, depth, width, make_norm, self.branch_warmup)
-        mlp = Residual(of_mlp, "mlp", layer + 1, depth, width, make_norm, self.branch_warmup)
+        warmup, affine = self.branch_warmup, self.residual_affine
+        attn = Residual(of_attn, "attn", layer + 1, depth, width, make_norm, warmup, affine)
+        mlp = Residual(of_mlp, "mlp", layer + 1, depth, width, make_norm, warmup, affine)
         # One parameter under two names, so that it gets the gradients of both sub-layers.
         if self.row.shared_scale:
             mlp.scale = attn.scale
@@ -401,6 +535,8 @@ def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
 ROWS_BY_NAME: dict[str, Row] = {}
 
 WIRING_SITES = ("input", "output", "residual")
+RESIDUAL_OPTIONS = ("branch_warmup", "branch_factor", "residual_affine")
+"""The options of the sums, which each row has, and which have an effect also without norms."""
 SITES = {"attn": (*WIRING_SITES, "q", "k", "v", "inner_attn"), "mlp": (*WIRING_SITES, "inner_mlp")}
 """The sites that a sub-layer may have norms at."""
 

@@ -38,8 +38,8 @@ OF_BLOCK = (
     Function("W_down(h)", "the down projection of the MLP", label="down projection"),
 )
 """The parts of the sub-layers, and the norms: each block has its own."""
-SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
-"""The functions that end a sub-layer."""
+SUB_LAYERS = {"A": "attn", "A_qkv": "attn", "W_out": "attn", "M": "mlp", "W_down": "mlp", "F": ""}
+"""The functions that end a sub-layer, with the module of this sub-layer; F is either."""
 OF_NUMBERS = (
     Function("sqrt(a)", "the square root"),
     Function("ln(a)", "the natural logarithm"),

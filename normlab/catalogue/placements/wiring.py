@@ -58,7 +58,8 @@ def _is_needed(schedule: Callable[[int, int], float], depth: int) -> bool:
 class Residual(nn.Module):
     """x <- C(a x + r g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors.
 
-    With `warmup` r grows with the number of updates, which the training step writes into `branch_updates`.
+    With `warmup` r grows with the number of updates, which the training step writes into `branch_updates`. With
+    `affine` each of the two terms t of the sum is (t + bias) scale, both vectors (D,), as in ZAYA1 (`Zyphra/ZAYA1-8B`).
     """
 
     skip: Tensor | None
@@ -66,6 +67,10 @@ class Residual(nn.Module):
     shrink: Tensor | None
     branch_updates: Tensor
     rate: Tensor
+    skip_bias: nn.Parameter
+    skip_scale: nn.Parameter
+    branch_bias: nn.Parameter
+    branch_scale: nn.Parameter
 
     def __init__(
         self,
@@ -76,10 +81,11 @@ class Residual(nn.Module):
         width: int,
         make_norm: MakeNorm,
         warmup: int | None = None,
+        affine: bool = False,
     ):
         """Make the norms and factors of a sub-layer, `attn` or `mlp`, of block `layer` (from 1)."""
         super().__init__()
-        self.grows = warmup is not None
+        self.grows, self.has_affine = warmup is not None, affine
         if warmup is not None:
             self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
             # Block l has its whole branch after W l / L updates, the first block first (ProRes, arXiv:2603.05369).
@@ -95,12 +101,16 @@ class Residual(nn.Module):
             # float64 scalar multiplies a float32 tensor as a float32 number, and a float64 tensor without loss.
             self.register_buffer(name, torch.tensor(schedule(layer, depth), dtype=torch.float64) if needed else None)
         if sub.out_gain is not None:
-            affine: Any = self.norms["out"].get_submodule("affine")
-            affine.set_initial_gain(sub.out_gain(layer, depth))
+            of_output: Any = self.norms["out"].get_submodule("affine")
+            of_output.set_initial_gain(sub.out_gain(layer, depth))
         self.scale: nn.Parameter | None = None
         if sub.scale is not None:
             shape = (width,) if sub.scale_per_channel else ()
             self.scale = parameter(torch.full(shape, float(sub.scale(layer, depth))), role="scalar")
+        if affine:
+            for term in ("skip", "branch"):
+                self.register_parameter(f"{term}_bias", parameter(torch.zeros(width), role="bias"))
+                self.register_parameter(f"{term}_scale", parameter(torch.ones(width), role="scalar"))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
@@ -119,9 +129,14 @@ class Residual(nn.Module):
         if self.grows:
             # A limit instead of a branch on the number of updates, so that one graph serves the whole run.
             branch_BTD = branch_BTD * (self.branch_updates * self.rate).clamp(max=1)
+        if self.has_affine:
+            # These vectors are float32, too.
+            branch_BTD = ((branch_BTD + self.branch_bias) * self.branch_scale).to(x_BTD.dtype)
         # Marked with all factors and norms: statistics of a branch are of what the stream receives.
         branch_BTD = sublayer.mark_update(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
+        if self.has_affine:
+            skip_BTD = ((skip_BTD + self.skip_bias) * self.skip_scale).to(x_BTD.dtype)
         sum_BTD = skip_BTD + branch_BTD
         return self.norms["res"](sum_BTD) if "res" in self.norms else sum_BTD
 

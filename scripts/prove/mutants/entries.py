@@ -23,8 +23,11 @@ from normlab.catalogue.placements import base as placement_base
 from normlab.catalogue.placements.algebra import EarlyBlocks, Row, SubLayer
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.model.small import build_small, small_config
 from normlab.verify import selection
 from normlab.verify.check import Check
+from normlab.verify.placements import formula_check
+from normlab.verify.variants import LARGE_EPS, label_of
 
 TESTS = Path(__file__).parents[3] / "tests"
 sys.path.append(str(TESTS))
@@ -97,7 +100,15 @@ def algebra_checks(*names: str) -> Iterator[Check]:
     for row in feature_rows():
         algebra.register_row(row)
         yield from selection.checks_of_placement(PLACEMENTS[row.name], thorough=False)
+        yield _residual_options_check(row.name)
     yield from placement_checks(*names)
+
+
+def _residual_options_check(name: str) -> Check:
+    """Return the check of a row with all options of the residual sum, whose order in the sum matters."""
+    placement = dataclasses.replace(PLACEMENTS[name], branch_warmup=3, branch_factor=0.7, residual_affine=True)
+    norm = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
+    return formula_check(build_small(small_config(norm, placement, depth=5)), f"placement {label_of(placement)}")
 
 
 def affine_checks() -> Iterator[Check]:

@@ -59,6 +59,14 @@ PRE_RMS_NORM = [
         patch=resformer,
     ),
     Architecture(
+        name="Granite",
+        transformers_class="GraniteForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre placement.branch_factor=0.22",
+        config={"residual_multiplier": 0.22, "attention_multiplier": HEAD_WIDTH**-0.5},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
+    ),
+    Architecture(
         name="Helium",
         transformers_class="HeliumForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre norm.eps=1e-8",

@@ -41,7 +41,7 @@ def option(
     below: float | None = None,
     longest: int | None = None,
     identity: bool = True,
-    omit_default: bool = False,
+    is_later: bool = False,
 ) -> Any:
     """Return a dataclass field with help and limits.
 
@@ -58,13 +58,12 @@ def option(
         below: Exclusive upper limit.
         longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
         identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
-        omit_default: Whether the identity of a run leaves the option out at its default, so that runs from before the
-            option keep their ids.
+        is_later: Whether older versions lack the option. Its default is then not part of a run's identity, so that the
+            ids of runs without it stay as they were.
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "longest": longest, "identity": identity,
-        "omit_default": omit_default, "help": help,
+        "longest": longest, "identity": identity, "is_later": is_later, "help": help,
     }  # fmt: skip
     if default is _UNSET:
         return dataclasses.field(metadata=metadata)
@@ -155,12 +154,19 @@ def identity_tree(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if not field.metadata.get("identity", True):
             continue
-        if field.metadata.get("omit_default", False) and value == field.default:
+        if field.metadata.get("is_later") and value == default_of(field):
             continue
         if dataclasses.is_dataclass(value):
             value = identity_tree(value)
         tree[field.name] = value
     return tree
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field that has one."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def plain_tree(config: Any) -> dict[str, Any]:

@@ -23,6 +23,8 @@ OTHER_NAMES = {
     "model's residual_multiplier)",
     "zaya": "model=llama_nano norm=rmsnorm_llama placement=pre placement.residual_affine=true (without its "
     "convolutions, its experts, and the scale and shift of its embeddings)",
+    "gatedresidual": "placement=gated_residual norm=rmsnorm_gemma",
+    "hyv4": "placement=identity_hc placement.variant=hy4", "ihc": "placement=identity_hc",
     "afmoe": _TRINITY, "trinity": _TRINITY,
     "qknorm": "model.qk_norm=head, or full for all heads together",
     "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",
@@ -34,6 +36,11 @@ NAMES = (
     ("mHC", "NVIDIA/Megatron-LM, branch dev", "023f5cf", "placement=mhc placement.variant=megatron"),
     ("mHC", "NVIDIA/Megatron-LM, branch main", "d98e8a6", "placement=mhc placement.variant=untransposed"),
     ("mHC", "transformers 5.8.0", "", "placement=mhc placement.variant=transformers_5_8_0"),
+    ("iHC", "marin-community/marin, issue 7409: identity", "", "placement=identity_hc"),
+    (
+        "iHC", "transformers 5.23.0, Hy4-Preview: independent; identity in its README", "",
+        "placement=identity_hc placement.variant=hy4",
+    ),
     ("post-norm", "arXiv:1706.03762", "", "placement=post"),
     ("post-norm", "transformers, OLMo 2", "008f5c8", "placement=res_post"),
     ("Peri-LN", "arXiv:2502.02732", "", "placement=peri"),

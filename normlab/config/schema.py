@@ -153,6 +153,8 @@ class RunConfig:
         self._check_statistics()
         self._check_qk_clip()
         self.placement.validate()
+        # A copy: a class has one object with its defaults, which other configs may hold too.
+        self.placement = self.placement.resolved()
         self._check_scaling()
         check_norms(self.norm, self.placement, self.model)
         if self.init_rule not in INIT_RULES:  # a plugin's placement may misspell its rule
@@ -338,8 +340,8 @@ class RunConfig:
         Of a folder of weights it has the hash, not the path.
         """
         # An option that repeats a default must not give the same run another id.
-        placement = identity_tree(self.placement.without_defaults(self.model.depth))
-        norm = _without_empty(identity_tree(without_defaults(self.norm, self.placement, self.model)))
+        placement = identity_tree(self.placement.without_defaults(self.model.depth, self.model.width))
+        norm = identity_tree(without_defaults(self.norm, self.placement, self.model))
         tree = identity_tree(self) | {"init": self.init_rule, "norm": norm, "placement": placement}
         # The same weights in another folder start the same run.
         weights = FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or "")
@@ -354,14 +356,9 @@ class RunConfig:
         """
         tree = plain_tree(self)
         del tree["results_dir"]
-        return tree | {"norm": _without_empty(tree["norm"])}
+        return tree
 
     @property
     def config_hash(self) -> str:
         """SHA-256 of the canonical JSON of `identity()`."""
         return canonical_hash(self.identity())
-
-
-def _without_empty(norm: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a norm without an empty `at`, which runs of one norm, and older ones, do not have."""
-    return {name: value for name, value in norm.items() if name != "at" or value}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
+from normlab.base.options import plain_tree
 from normlab.catalogue.placements.base import Placement
 from normlab.catalogue.placements.formula import KIND_OF, LABELS, SIZES, runs_twice
 
@@ -87,13 +88,13 @@ class Diagram:
                 self.streams[name] = OTHER_STREAM
         self._run(self.placement.embedding_formula)
         self.start = self._add_boundary("enter")
-        formula = self.placement.formula
+        formula = _with_stream_norms(self.placement.weights_formula, self.placement.formula)
         if runs_twice(formula):
             # A formula with F runs for attention and again for the MLP.
             formula = f"{formula.replace('F(', 'A(')}; {formula.replace('F(', 'M(')}"
         self._run(formula)
         self.end = self._add_boundary("leave")
-        self._run(self.placement.head_formula)
+        self._run(_with_stream_norms(self.placement.head_weights_formula, self.placement.head_formula))
         self._add("head", [self.node_of["x"]], 0, "LM head", "x")
 
     def _statements(self, formula: str) -> list[tuple[str, ast.expr]]:
@@ -180,7 +181,7 @@ class Diagram:
         elif of == "states":
             arguments = [value for value in arguments if isinstance(value, ast.Name) and value.id in self.node_of]
         kind = "box" if of == "the block" else "function"
-        if name == "N":
+        if name in ("N", "N_streams"):
             kind = "norm"
         return self._add(kind, [self._draw(value, column) for value in arguments], column, LABELS[name], name)
 
@@ -199,7 +200,13 @@ class Diagram:
                     # Each norm of the block comes after those of the weights of the streams, which are not drawn.
                     for _ in range(self.placement.weights_formula.count("N(")):
                         next(texts, "")
-                node.number = next(texts, "")  # norm=none is not instrumented
+                if node.expression == "N_streams":
+                    count = plain_tree(self.placement)["streams"]
+                    for _ in range(count):
+                        next(texts, "")
+                    node.number = f"{count} norms"
+                else:
+                    node.number = next(texts, "")  # norm=none is not instrumented
             elif node.expression.endswith("_qkv"):
                 for _ in "qkv":
                     next(texts, "")
@@ -302,6 +309,15 @@ def _drawing(node: Node) -> Element:
     parts.append(make("text", node.label, x=x, y=label_y))
     parts.append(make("text", node.number, x=x, y=y + 9, class_="number"))
     return make("g", *parts, **group)
+
+
+def _with_stream_norms(weights_formula: str, formula: str) -> str:
+    """Return a formula after those statements of the weights' formula that give streams their norms.
+
+    What the other statements compute are numbers, which are drawn as factors.
+    """
+    statements = [text for text in weights_formula.split("; ") if " = N_streams(" in text]
+    return "; ".join([*statements, formula])
 
 
 def _names(value: ast.AST) -> set[str]:

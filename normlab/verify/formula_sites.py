@@ -20,12 +20,14 @@ LAST_PARTS = ("W_out", "W_down")
 """The functions that only end a sub-layer."""
 ENDS = ("A", "A_qkv", "M", "F", *LAST_PARTS)
 """The functions that return the output of a sub-layer."""
+NORMS = ("N", "N_streams")
+"""The functions that apply norms: one, or one to each stream."""
 UNREAD = "streams"
 """The site of a norm that no sub-layer reads, and that reads none."""
 
 
 class WithSites(ast.NodeTransformer):
-    """Gives each call N(x) of a block's formula its site as a second argument: N(x, 'input_attn')."""
+    """Gives each call N(x) or N_streams(x) of a block's formula its site as a second argument: N(x, 'input_attn')."""
 
     def __init__(self, formula: ast.Module, sub_layer: str):
         """Prepare a formula for a run in which F is the `sub_layer`, `attn` or `mlp`."""
@@ -46,7 +48,7 @@ class WithSites(ast.NodeTransformer):
         for number, statement in enumerate(statements):
             parents = {child: node for node in ast.walk(statement) for child in ast.iter_child_nodes(node)}
             for node in ast.walk(statement.value):
-                if isinstance(node, ast.Call) and _is_call(node, ("N",)):
+                if isinstance(node, ast.Call) and _is_call(node, NORMS):
                     yield id(node), self._site(node, parents, outputs, statements[number + 1 :])
             name = _assigned(statement)
             outputs.pop(name, None)
@@ -72,7 +74,7 @@ class WithSites(ast.NodeTransformer):
                 return of_sub_layer("residual" if _holds_sum(argument, node) else "output", sub_layer)
         # A norm in the argument of a sub-layer is on its input, unless another norm is between them.
         reader = parents.get(norm)
-        while reader is not None and not _is_call(reader, (*FIRST_PARTS, *LAST_PARTS, "N")):
+        while reader is not None and not _is_call(reader, (*FIRST_PARTS, *LAST_PARTS, *NORMS)):
             reader = parents.get(reader)
         if reader is not None:
             return self._site_of_reader(reader)
@@ -90,7 +92,7 @@ class WithSites(ast.NodeTransformer):
         return UNREAD
 
     def _readers(self, statement: ast.AST | None, later: list[ast.Assign]) -> set[str]:
-        """Return the sub-layers whose argument is the name that a statement assigns."""
+        """Return the sub-layers whose argument has the name that a statement assigns, with no norm between them."""
         if not isinstance(statement, ast.Assign):
             return set()
         name = _assigned(statement)
@@ -98,8 +100,7 @@ class WithSites(ast.NodeTransformer):
         for other in later:
             for node in ast.walk(other.value):
                 if isinstance(node, ast.Call) and _is_call(node, FIRST_PARTS):
-                    argument = node.args[0]
-                    if isinstance(argument, ast.Name) and argument.id == name:
+                    if name in _names_outside_norms(node.args[0]):
                         sub_layers.add(self._function(node))
             if _assigned(other) == name:
                 break
@@ -118,6 +119,16 @@ def _assigned(statement: ast.Assign) -> str:
 
 def _is_call(node: ast.AST, functions: tuple[str, ...]) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions
+
+
+def _names_outside_norms(tree: ast.AST) -> set[str]:
+    """Return the names in an expression that are not in the argument of a norm."""
+    if isinstance(tree, ast.Call) and _is_call(tree, NORMS):
+        return set()
+    names = {tree.id} if isinstance(tree, ast.Name) else set[str]()
+    for child in ast.iter_child_nodes(tree):
+        names |= _names_outside_norms(child)
+    return names
 
 
 def _holds_sum(tree: ast.AST, part: ast.AST) -> bool:

@@ -190,7 +190,7 @@ def compare_initial(
     largest: LargestError, value: Tensor, text: str, variables: Mapping[str, Any], location: str
 ) -> None:
     """Compare an initial value with an expression of `initial_values`, by relative error."""
-    names = {"sqrt": math.sqrt, "max": max, "range": range, "normal": torch.randn, **variables}
+    names = {"sqrt": math.sqrt, "ln": math.log, "max": max, "range": range, "normal": torch.randn, **variables}
     try:
         expected = torch.as_tensor(eval(text, {"__builtins__": {}, **names}), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything

@@ -130,7 +130,9 @@ class ReferenceModel:
         self.pending = deque(self.norm_order.get(segment, ()))
         for (owner, names), sub_layer in zip(runs, ("attn", "mlp"), strict=False):
             parameters = {name.replace(".", "_"): parameter for name, parameter in owner.named_parameters()}
-            namespace = self._namespace(formula, streams, {"N": self._norm, **names}, parameters)
+            namespace = self._namespace(
+                formula, streams, {"N": self._norm, "N_streams": self._norm_streams, **names}, parameters
+            )
             try:
                 exec(_compiled_with_sites(formula, sub_layer), namespace, streams)  # noqa: S102
             except Exception as error:  # a plugin's formula may raise anything
@@ -226,6 +228,10 @@ class ReferenceModel:
             return self.config.norm_at(site, self.layer).reference(x_D, weights)
         except NotImplementedError:
             return module(x_D)
+
+    def _norm_streams(self, x_BTnD: Tensor, site: str) -> Tensor:
+        """Apply one norm after the other of the segment, each to a stream of its own."""
+        return torch.stack([self._norm(x_BTD, site) for x_BTD in x_BTnD.unbind(-2)], -2)
 
     def _attention(self, block: Block) -> dict[str, Map]:
         """Return the functions of attention that a formula may call."""

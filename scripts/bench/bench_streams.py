@@ -33,7 +33,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.training.machine import resolve
 
-STREAMS = ("hyper_connections", "identity_hc", "mhc", "attn_res")
+STREAMS = ("hyper_connections", "identity_hc", "mhc", "gated_residual", "attn_res")
 SHAPES = {
     "4x128": MODELS["4x128"],
     "24x32": [*MODELS["2x32"], "model.depth=24"],

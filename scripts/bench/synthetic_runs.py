@@ -131,7 +131,7 @@ class Record:
         return {
             **config,
             "norm": {
-                "preset": "", **config["norm"], "taper_steps": None, "taper_warmup": 100, "compute": "fp32",
+                "preset": "", "at": {}, **config["norm"], "taper_steps": None, "taper_warmup": 100, "compute": "fp32",
                 "rounding": "scale_then_cast",
             },
             "placement": {

@@ -87,7 +87,7 @@ PARTS = {
     "copies": lambda *args: 1.2 * args[-1], "read": lambda *args: args[-1] + 0.2, "write": lambda *args: 0.9 * args[-1],
     "mix": lambda *args: args[-1] - 0.6, "states": lambda x: x * x, "store": lambda s, x: 0.4 * s + x,
     "recall": lambda *args: args[-2] - 0.3 * args[-1], "attn_recall_query": 1, "mlp_recall_query": 2,
-    "close_recall_query": 3, "a": 1, "b": 2, "c": 3, "streams": 4, "kept": 0.9, "added": 0.45,
+    "close_recall_query": 3, "g": 1.4, "a": 1, "b": 2, "c": 3, "streams": 4, "kept": 0.9, "added": 0.45,
 }  # fmt: skip
 """Functions of a number, no two alike, in place of sub-layers."""
 START = 0.65
@@ -102,7 +102,8 @@ def numbered_norms() -> Callable[[float], float]:
 def evaluate(diagram: Diagram) -> float:
     """Return the value at the head."""
     results: dict[int, float] = {}
-    known = PARTS | {"N": numbered_norms()}
+    norm = numbered_norms()
+    known = PARTS | {"N": norm, "N_streams": norm}
 
     def value_of(node: Node, inputs: list[float]) -> float:
         match node.kind:
@@ -143,11 +144,17 @@ def forms(formula: str) -> list[str]:
 def test_diagram_computes_the_formula(name: str) -> None:
     placement = PLACEMENTS[name]
     for diagram, form in zip(diagrams(name), forms(placement.formula), strict=True):
-        known, streams = PARTS | {"N": numbered_norms()}, {"x": START}
+        norm = numbered_norms()
+        known, streams = PARTS | {"N": norm, "N_streams": norm}, {"x": START}
+        # A diagram has the norms of the streams, and not the weights that are computed from them.
+        of_block, of_head = (
+            "; ".join(part for part in weights.split("; ") if part.startswith("h = N_streams("))
+            for weights in (placement.weights_formula, placement.head_weights_formula)
+        )
         exec(placement.embedding_formula, known, streams)  # noqa: S102
         for sub_layer in "AM" if "F(" in form else "A":
-            exec(form, known | {"F": PARTS[sub_layer]}, streams)  # noqa: S102
-        exec(placement.head_formula, known, streams)  # noqa: S102
+            exec(f"{of_block}\n{form}", known | {"F": PARTS[sub_layer]}, streams)  # noqa: S102
+        exec(f"{of_head}\n{placement.head_formula}", known, streams)  # noqa: S102
         assert evaluate(diagram) == pytest.approx(streams["x"], rel=1e-12)
 
 

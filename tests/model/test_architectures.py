@@ -29,6 +29,7 @@ NO_DECODER_HAS = (
     "b2t",
     "deepnorm",
     "depth_scaled_sandwich",
+    "gated_residual",
     "gpas",
     "hybridnorm",
     "hybridnorm_star",
@@ -50,8 +51,8 @@ NO_DECODER_HAS = (
     "skipinit",
     "x0_lambdas",
 )
-"""Placements that no decoder of transformers has. Only its models of images and sound have LayerScale, and the one with
-mhc has another attention: tests/placements/test_streams.py compares the mixing of its streams."""
+"""Placements that no decoder of transformers has. Only its models of images and sound have LayerScale, and those with
+mhc, identity_hc or gated_residual have other attention: tests/placements/test_streams.py compares their streams."""
 
 
 def shape_of(config: ModelConfig) -> dict[str, Any]:

@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("registries")
 def test_override_that_repeats_the_default_keeps_the_identity(
     asked: AlgebraPlacement, depth: int, reduced: AlgebraPlacement
 ) -> None:
-    assert asked.without_defaults(depth) == reduced
+    assert asked.without_defaults(depth, WIDTH) == reduced
     model = dataclasses.replace(composed().model, depth=depth)
     ids = [dataclasses.replace(composed(), placement=one, model=model).config_hash for one in (asked, reduced)]
     bare = dataclasses.replace(composed(), placement=type(asked)(name=asked.name), model=model)

@@ -13,10 +13,17 @@ import torch
 from torch import Tensor, nn
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
+from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
+from transformers.models.hy_v4.modeling_hy_v4 import HYV4Model
+from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextModel
 
 from normlab.catalogue.norms.rmsnorm import RMSNormConfig
 from normlab.catalogue.placements.attn_res import AttnRes
-from normlab.catalogue.placements.hyper import HyperConnections, ManifoldHC
+from normlab.catalogue.placements.gated_residual import GatedResidual
+from normlab.catalogue.placements.hyper import HyperConnections
+from normlab.catalogue.placements.mhc import IdentityHC, ManifoldHC
+from normlab.config.compose import compose_run
 from normlab.model.gpt import GPT, Block
 from normlab.model.small import build_small, small_config, tokens
 
@@ -94,6 +101,97 @@ def deepseek_v4(
     return forward
 
 
+class Part(nn.Module):
+    """Our function in place of a part of their model, which returns a tuple of `outputs` if there are several."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], outputs: int = 1):
+        super().__init__()
+        self.function, self.outputs = function, outputs
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        y_BTD = self.function(hidden_states)
+        return y_BTD if self.outputs == 1 else (y_BTD, *[None] * (self.outputs - 1))
+
+
+def no_positions(x: Tensor) -> Tensor:
+    return x
+
+
+def their_logits(model: GPT, theirs: nn.Module, values: Mapping[str, Tensor], tokens_BT: Tensor) -> Tensor:
+    """Return the logits of their decoder, whose parameters of streams and norms are ours, of our embeddings."""
+    inputs = {"inputs_embeds": embedded(model, tokens_BT), "use_cache": False}
+    x_BTD = torch.func.functional_call(theirs, dict(values), (), inputs).last_hidden_state
+    return nn.functional.linear(x_BTD, model.head.weight)
+
+
+def small_hy_v4(width: int, depth: int, streams: int) -> HYV4Model:
+    config = HYV4Config(
+        vocab_size=11, pad_token_id=None, hidden_size=width, intermediate_size=8, num_hidden_layers=depth,
+        mlp_layer_types=["dense"] * depth, hc_mult=streams, num_attention_heads=2, q_lora_rank=8, kv_lora_rank=8,
+        qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, index_head_dim=16, index_n_heads=2,
+    )  # fmt: skip
+    return HYV4Model(config).double()
+
+
+def hy_v4(model: GPT, streams: int) -> TheirModel:
+    """Return Hy4's model with our attention, MLPs and norms; its own RMSNorm computes in float32 in any case."""
+    width, values = model.embed.tokens.embedding_dim, dict[str, Tensor]()
+    theirs: Any = small_hy_v4(width, len(model.blocks), streams)
+    theirs.rotary_emb = Part(no_positions)
+    for number, layer in enumerate(theirs.layers):
+        for part, their_part, norm in (
+            ("attn", "attn_hc", "input_layernorm"),
+            ("mlp", "ffn_hc", "post_attention_layernorm"),
+        ):
+            wiring = model.blocks[number].wiring.get_submodule(part)
+            values[f"layers.{number}.{their_part}.fn"] = wiring.fn.weight
+            values[f"layers.{number}.{their_part}.base"] = wiring.base
+            values[f"layers.{number}.{their_part}.scale"] = wiring.scale
+            values[f"layers.{number}.{norm}.weight"] = wiring.norm.affine.gain
+            setattr(layer, norm, nn.RMSNorm(width, eps=NORM.eps, dtype=torch.float64))
+        layer.self_attn = Part(lambda x, block=model.blocks[number]: block.attn(x, {}), outputs=3)
+        layer.mlp = Part(model.blocks[number].mlp.forward)
+    theirs.norm = nn.RMSNorm(width, eps=NORM.eps, dtype=torch.float64)
+    close = model.head.close
+    values |= {
+        "hc_head.hc_fn": close.fn.weight, "hc_head.hc_base": close.base, "hc_head.hc_scale": close.scale,
+        "norm.weight": close.norm.affine.gain,
+    }  # fmt: skip
+    return partial(their_logits, model, theirs, values)
+
+
+def qwen4_exp(model: GPT, placement: GatedResidual) -> TheirModel:
+    """Return Qwen3.8-Flash-Next's text model with our attention and MLPs."""
+    width, values = model.embed.tokens.embedding_dim, dict[str, Tensor]()
+    config = Qwen4ExpTextConfig(
+        vocab_size=11, hidden_size=width, num_hidden_layers=len(model.blocks), hc_count=placement.streams,
+        hc_lowrank=placement.rank_at(width), layer_types=["indexed_attention"] * len(model.blocks), rms_norm_eps=EPS,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=8, shared_expert_intermediate_size=8, indexer_n_heads=2, indexer_kv_heads=1,
+        indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=4,
+    )  # fmt: skip
+    theirs: Any = Qwen4ExpTextModel(config).double()
+    theirs.rotary_emb = Part(no_positions)
+    for number, layer in enumerate(theirs.layers):
+        for part in ("attn", "mlp"):
+            wiring = model.blocks[number].wiring.get_submodule(part)
+            values |= of_gates(f"layers.{number}.{part}_hyper_connection", wiring)
+            values[f"layers.{number}.{part}_hyper_connection.block_inject_weight.weight"] = wiring.inject.weight
+        layer.self_attn = Part(lambda x, block=model.blocks[number]: block.attn(x, {}), outputs=2)
+        layer.mlp = Part(model.blocks[number].mlp.forward)
+    values |= of_gates("hyper_connection_mixer", model.head.close)
+    return partial(their_logits, model, theirs, values)
+
+
+def of_gates(prefix: str, ours: Any) -> dict[str, Tensor]:
+    """Return the parameters of their gates from ours; one vector holds the gains of all streams, 1 + weight."""
+    return {
+        f"{prefix}.hc_norm.weight": torch.cat([norm.affine.gain for norm in ours.stream_norms]),
+        f"{prefix}.input_mix_weight_down.weight": ours.down.weight,
+        f"{prefix}.input_mix_weight_up.weight": ours.up.weight,
+    }
+
+
 def lucidrains(model: GPT, streams: int) -> TheirModel:
     width = model.embed.tokens.embedding_dim
 
@@ -161,6 +259,57 @@ def test_mhc_equals_deepseek_v4(
     placement = ManifoldHC(iterations=iterations, variant=variant)
     model = build_small(small_config(NORM, placement, depth=depth)).gpt
     check_equal(model, deepseek_v4(model, iterations, kind))
+
+
+@pytest.mark.parametrize("depth", [2, 9])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_identity_hc_equals_hy4(streams: int, depth: int) -> None:
+    placement = IdentityHC(variant="hy4", streams=streams)
+    model = build_small(small_config(NORM, placement, depth=depth)).gpt
+    check_equal(model, hy_v4(model, streams))
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+def test_identity_hc_starts_as_hy4(streams: int) -> None:
+    placement = IdentityHC(variant="hy4", streams=streams)
+    model = build_small(small_config(NORM, placement, depth=2), filled=False).gpt
+    theirs = small_hy_v4(model.embed.tokens.embedding_dim, 2, streams)
+    for block, layer in zip(model.blocks, theirs.layers, strict=True):
+        for ours, their_part in ((block.wiring.attn, layer.attn_hc), (block.wiring.mlp, layer.ffn_hc)):
+            torch.testing.assert_close(ours.base, their_part.base)
+            torch.testing.assert_close(ours.scale, their_part.scale)
+    torch.testing.assert_close(model.head.close.base, theirs.hc_head.hc_base)
+    torch.testing.assert_close(model.head.close.scale, theirs.hc_head.hc_scale)
+
+
+@pytest.mark.parametrize("depth", [2, 9])
+@pytest.mark.parametrize(("streams", "rank"), [(2, None), (4, 3)])
+def test_gated_residual_equals_qwen4_exp(streams: int, rank: int | None, depth: int) -> None:
+    placement = GatedResidual(streams=streams, rank=rank)
+    model = build_small(small_config(RMSNormConfig(eps=EPS, unit_offset=True), placement, depth=depth)).gpt
+    check_equal(model, qwen4_exp(model, placement))
+
+
+def test_the_published_rank_is_the_default_at_the_published_width() -> None:
+    config = Qwen4ExpTextConfig()
+    placement = GatedResidual()
+    assert (placement.rank_at(config.hidden_size), placement.streams) == (config.hc_lowrank, config.hc_count)
+
+
+def test_ids_of_runs_without_the_later_variant_stay() -> None:
+    ends = {"embedding_norm": None, "final_norm": None}
+    identity = compose_run(["placement=identity_hc"]).identity()["placement"]
+    assert identity == {"name": "identity_hc", "streams": 4, "start": 1.0, **ends}
+    identity = compose_run(["placement=identity_hc", "placement.variant=hy4"]).identity()["placement"]
+    assert identity == {"name": "identity_hc", "streams": 4, "start": 0.01, "variant": "hy4", **ends}
+
+
+def test_a_rank_that_repeats_the_default_keeps_the_id() -> None:
+    default, same, other = (
+        compose_run(["placement=gated_residual", "model.width=64", *rank]).config_hash
+        for rank in ((), ("placement.rank=10",), ("placement.rank=9",))
+    )
+    assert default == same != other
 
 
 @pytest.mark.parametrize("depth", [1, 3])

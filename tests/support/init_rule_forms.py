@@ -46,8 +46,8 @@ SIZES = ((2, 16), (7, 24))
 
 INITS = {
     "gpt2_scaled": "pre parallel parallel_two_norms siamese hyper_connections x0_lambdas",
-    "gpt2": "attn_res mhc identity_hc peri sandwich peri_raw_attn depth_scaled_sandwich res_post mix_ln keel lns "
-    "layerscale gpas norm_preserving normformer ngpt",
+    "gpt2": "attn_res mhc identity_hc gated_residual peri sandwich peri_raw_attn depth_scaled_sandwich res_post mix_ln "
+    "keel lns layerscale gpas norm_preserving normformer ngpt",
     "xavier": "post pre_post resi_dual skipinit rezero",
     "deepnorm": "deepnorm",
     "sub_ln": "sub_ln",

@@ -91,8 +91,9 @@ class NormConfig:
     """The registered name, fixed by the norm."""
     preset: str = option("", "The preset that these options came from; a label only.", identity=False)
     at: dict[str, Any] = option(
-        {}, "Another norm at a site (`normlab list sites`); norm.at.SITE.OPTION=VALUE sets one of its options there."
-    )
+        {}, "Another norm at a site (`normlab list sites`); norm.at.SITE.OPTION=VALUE sets one of its options there.",
+        is_later=True,
+    )  # fmt: skip
 
     @property
     def label(self) -> str:

@@ -301,12 +301,12 @@ class AlgebraPlacement(Placement):
         "min(t / (W l / L), 1) (ProRes, arXiv:2603.05369).",
     )  # fmt: skip
     branch_factor: float = option(
-        1.0, above=0, omit_default=True,
+        1.0, above=0, is_later=True,
         help="m in x = x + m F(N(x)), a constant factor on what each sub-layer adds; Granite calls it "
         "residual_multiplier.",
     )  # fmt: skip
     residual_affine: bool = option(
-        False, omit_default=True,
+        False, is_later=True,
         help="A learned shift b and scale s per channel on both terms of each sum, x = (x + b1) s1 + (F(N(x)) + b2) "
         "s2, behind all norms and factors on these terms (ZAYA1, but for those on its embeddings).",
     )  # fmt: skip
@@ -456,9 +456,9 @@ class EarlyPlacement(AlgebraPlacement):
         None, "Number of early blocks, from the first; null for the row's number.", at_least=0
     )
 
-    def without_defaults(self, depth: int) -> Self:
+    def without_defaults(self, depth: int, width: int) -> Self:
         """As the base class; also unset `early_blocks` if it is the row's number."""
-        reduced = super(EarlyPlacement, self).without_defaults(depth)
+        reduced = super(EarlyPlacement, self).without_defaults(depth, width)
         if self.early_blocks == self.early.blocks(depth):
             return replace(reduced, early_blocks=None)
         return reduced

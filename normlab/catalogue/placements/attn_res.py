@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlab.base.options import option
 from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, Placement, register_placement
-from normlab.catalogue.placements.hyper import read, rms_normed
+from normlab.catalogue.placements.streams import read, rms_normed
 from normlab.catalogue.placements.wiring import Branch, TwoNorms
 
 States = tuple[Tensor, Tensor]
@@ -68,9 +68,9 @@ class AttnRes(Placement):
             f"x = A(N(h)) if {stores} else x + A(N(h)); h = recall(mlp_recall_query, s, x); x = x + M(N(h))"
         )
 
-    def without_defaults(self, depth: int) -> Self:
+    def without_defaults(self, depth: int, width: int) -> Self:
         """As the base class; also unset `every` if it is the default at this depth."""
-        reduced = super(AttnRes, self).without_defaults(depth)
+        reduced = super(AttnRes, self).without_defaults(depth, width)
         if self.every == default_interval(depth):
             return replace(reduced, every=None)
         return reduced

@@ -146,14 +146,18 @@ class Placement:
         head_formula = _switched(self.head_formula, self.final_norm)
         return embedding_formula, head_formula
 
-    def without_defaults(self, depth: int) -> Self:
-        """Return this placement without the options that repeat its default at this depth."""
+    def without_defaults(self, depth: int, width: int) -> Self:
+        """Return this placement without the options that repeat its default at this depth and width."""
         unset: dict[str, None] = {}
         for switch, formula in SWITCHES.items():
             has_norm = getattr(self, formula) == NORM_UPDATE
             if getattr(self, switch) == has_norm:
                 unset[switch] = None
         return replace(self, **unset)
+
+    def resolved(self) -> Self:
+        """Return this placement with the options whose defaults depend on others."""
+        return self
 
     def validate(self) -> None:
         """Reject options that contradict each other or that the placement does not have.

@@ -29,6 +29,9 @@ OF_BLOCK = (
     Function("M(x)", "the MLP: W_down(hidden(x))", label="MLP"),
     Function("F(x)", "A, and in a second run of the whole formula M"),
     Function("N(x)", "the next norm of the block, in the order of calls; each is used once", label="norm"),
+    Function(
+        "N_streams(x)", "N of each of n streams, whose norms are the next n of the block, in order", label="norms"
+    ),
     Function("A_qkv(x)", "attention with norms inside: W_out(heads_qkv(x))", label="attention"),
     Function("heads(x)", "the joined outputs of the heads", label="heads"),
     Function("heads_qkv(x)", "heads with a norm on the q, k and v of each", label="heads"),
@@ -61,7 +64,7 @@ OF_STREAMS = (
     Function("write(b, y)", "y b_i in stream i", label="to each stream"),
     Function("mix(c, x)", "sum over i of c_ij x_i in stream j", label="mixed streams"),
     Function("ones(n)", "n ones"),
-    Function("rms(t)", "t / sqrt(mean(t^2) + 1e-6), over the last axis"),
+    Function("rms(t)", "t / sqrt(mean(t^2) + 1e-6), over the last axis; another number with eps="),
     Function("rms_eps_outside(t)", "t / (sqrt(mean(t^2)) + 1e-6), over the last axis"),
     Function(
         "sinkhorn(t, k)",

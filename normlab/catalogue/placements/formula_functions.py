@@ -17,7 +17,7 @@ def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> T
     """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
     kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
     kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
-    # Scaling vectors, while `hyper.sinkhorn` divides the matrix: `verify` compares two forms of one iteration.
+    # Scaling vectors, while `mhc.sinkhorn` divides the matrix: `verify` compares two forms of one iteration.
     u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
     # Rows and columns in turn; the rows of a softmax sum to 1 already, so its first step is that of the columns.
     for number in range(2 * iterations - 1 + of_sigmoid):
@@ -53,7 +53,7 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),
     "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
     "ones": lambda n: torch.ones(n, dtype=torch.float64),
-    "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
+    "rms": lambda t, eps=1e-6: t / (t.square().mean(-1, keepdim=True) + eps).sqrt(),
     "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
     "sinkhorn": _sinkhorn,
     "states": lambda x: (),

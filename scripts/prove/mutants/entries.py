@@ -137,6 +137,7 @@ SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "taper": taper_checks,
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
+    "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Checks of files that several entries share."""

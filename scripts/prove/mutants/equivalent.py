@@ -15,7 +15,8 @@ COUNTS = (
 BY_POSITION = "batchnorm_past/batchnorm_position"
 TWO_STREAMS = "resi_dual/siamese/x0_lambdas"
 ONE_STREAM = "b2t/gpas/norm_preserving/parallel/parallel_two_norms"
-HYPER, ATTN_RES = "hyper_connections/identity_hc/mhc", "attn_res"
+STREAMS_FILE, HYPER, MHC = "streams", "hyper_connections", "identity_hc/mhc"
+GATED, ATTN_RES = "gated_residual", "attn_res"
 REPLACES = (
     "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
     "return {}(row{})", ", formula=row.formula.replace(self.early.condition, condition), early=early",
@@ -33,7 +34,8 @@ NOTES = (
     ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
     (TWO_STREAMS, "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
     ("wiring", f"return {{}}{SCALED}{{}}", "self.mark_update(", ")"),
-    (HYPER, "return kept_BTnD + {}b[..., None] * branch_BTD[..., None, :]{}", "sublayer.mark_update(", ")"),
+    (STREAMS_FILE, "return kept_BTnD + {}b[..., None] * branch_BTD[..., None, :]{}", "sublayer.mark_update(", ")"),
+    (GATED, "return x_BTnD + {}b_BTn[..., None] * branch_BTD[..., None, :]{}", "sublayer.mark_update(", ")"),
     (ONE_STREAM, KEPT_ATTN, "attn.mark_update(", ")"),
     (ONE_STREAM, KEPT_MLP, "mlp.mark_update(", ")"),
 )
@@ -122,30 +124,41 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
 """Lines of the updates, with the part that a mutant replaces."""
 
 STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
-    *((HYPER, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
+    *((STREAMS_FILE, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
         (".sum(", "return (a[..., None] * x_BTnD).sum(-2)"),
         ("- 1], ", "read_BT1D, mixed_BTnD = product_BTmD.split_with_sizes([1, mixing.shape[-1] - 1], -2)"),
         (".shape[", "kept_BTnD = mixed_BTnD if mixed_BTnD.shape[-2] else x_BTnD"),
         (".squeeze(", "branch_BTD = sublayer(self.norm(read_BT1D.squeeze(-2)))"),
-        ("self.streams, ", "return x_BTD[..., None, :].repeat_interleave(self.streams, -2)"),
-        (".sum(", "return self.norm(x_BTnD.sum(-2))"),
+        ("self.streams, ", "return x_BTD[..., None, :].repeat_interleave(self.streams, -2)"))),
+    (HYPER, FROM_THE_FRONT, "return self.norm(x_BTnD.sum(-2))", ".sum(-2", ".sum(2"),
+    *((MHC, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
         (".flatten(", "numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))"),
-        (".flatten(", "a_BTn = torch.sigmoid(self.scale * self.fn(rms_normed(x_BTnD.flatten(-2))) + self.base) + EPS"),
+        (".flatten(", "numbers_BTn = self.fn(rms_normed(x_BTnD.flatten(-2), eps=self.eps))"),
         ("scores.movedim((", SCORES), ("(0, 1), (", "return matrix_nnBT.movedim((0, 1), (-2, -1))"))),
-    (HYPER, "only the order in memory", SCORES, ".contiguous()", ""),
-    (HYPER, "after 20 iterations the first one does not matter; tests/placements/test_streams.py has one iteration",
+    (MHC, "only the order in memory", SCORES, ".contiguous()", ""),
+    (MHC, "after 20 iterations the first one does not matter; tests/placements/test_streams.py has one iteration",
      "if number or of_sigmoid:", "number or of_sigmoid", "number"),
-    (HYPER, "all rows of a softmax have one sum, which dividing the columns removes", "if number or of_sigmoid:",
+    (MHC, "all rows of a softmax have one sum, which dividing the columns removes", "if number or of_sigmoid:",
      "number or of_sigmoid", "True"),
-    *((HYPER, "two of four axes change places with the other two", line, *axes) for line, axes in (
+    *((MHC, "two of four axes change places with the other two", line, *axes) for line, axes in (
         (SCORES, ("(-2, -1), (0, 1)", "(0, 1), (-2, -1)")),
         ("return matrix_nnBT.movedim((0, 1), (-2, -1))", ("(0, 1), (-2, -1)", "(-2, -1), (0, 1)")))),
     (HYPER, FROM_THE_FRONT, "self.mixing = parameter(torch.cat([first_n1, torch.eye(n)], -1), role='scalar')",
      "-1", "1"),
-    *((HYPER, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "
+    *((MHC, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "
        "strict=True)])", ", strict=True", text) for text in ("", ", strict=False")),
-    (HYPER, FACTORS, "a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)",
+    (MHC, FACTORS, "a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)",
      "scale_m, numbers_BTm", "numbers_BTm, scale_m"),
+    *((GATED, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
+        ("unbind(", "streams = [norm(x_BTD) for norm, x_BTD in zip(self.stream_norms, x_BTnD.unbind(-2), "
+         "strict=True)]"),
+        ("streams, ", "return torch.stack(streams, -2)"),
+        (".flatten(", "numbers_BTR = self.down(h_BTnD.flatten(-2)) / len(self.stream_norms)"),
+        (".shape[", "gate_BTnD = torch.sigmoid(self.up(F.silu(numbers_BTR))).unflatten(-1, h_BTnD.shape[-2:])"),
+        (".mean(", "return (gate_BTnD * h_BTnD).mean(-2)"),
+        (".flatten(", "b_BTn = 2 * torch.sigmoid(self.inject(h_BTnD.flatten(-2)) / len(self.stream_norms))"))),
+    *((GATED, LENGTHS, "streams = [norm(x_BTD) for norm, x_BTD in zip(self.stream_norms, x_BTnD.unbind(-2), "
+       "strict=True)]", ", strict=True", text) for text in ("", ", strict=False")),
     *((ATTN_RES, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
         ("], ", "v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)"),
         ("[", "if not states_BTND.shape[-2]:"),

@@ -25,7 +25,7 @@ def catalogue() -> dict[str, Any]:
         ("deepnorm", "row: attn skip=L ** (1/4)"),
         ("lns", "row: mlp shrink=sqrt(l + 1)"),
         ("hybridnorm_star", "row: one more is early"),
-        ("post", "row: attn has out for res"),
+        ("post", "row: attn has output for residual"),
         ("post", "row: init=gpt2"),
         ("peri", "row: init=gpt2_scaled"),
         ("b2t/gpas/norm_preserving/parallel/parallel_two_norms", "return x_BTD - F.silu(self.gate) * x_BTD"),

@@ -98,9 +98,11 @@ def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:
-    """Yield the checks of one run: its norm, its placement and its block, with their options."""
-    norm, placement, small = config.norm, config.placement, build_small(shrink(config))
-    yield from checks_of_norm(norm, small.config.model.width, config)
+    """Yield the checks of one run: its norms, its placement and its block, with their options."""
+    placement, small = config.placement, build_small(shrink(config))
+    others = {norm.name: norm for norm in config.norms if norm.name != config.norm.name}
+    for norm in (config.norm, *others.values()):
+        yield from checks_of_norm(norm, small.config.model.width, config)
     subject = _block(config)
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)

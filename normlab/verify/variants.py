@@ -14,13 +14,16 @@ NAME_FIELDS = ("name", "preset", "at")
 
 
 def label_of(options: Any) -> str:
-    """Return the name and the options that differ from their defaults: `rmsnorm eps_mode=clamp`."""
+    """Return the name and the options that differ from their defaults: `rmsnorm eps_mode=clamp at.final.eps=1e-08`."""
     default = type(options)(name=options.name)
     label = options.name
     for field in option_fields(options):
         value = getattr(options, field.name)
         if value != getattr(default, field.name):
             label += f" {field.name}={value}"
+    if isinstance(options, NormConfig):
+        for key, value in options.at.items():
+            label += f" at.{key}={value}"
     return label
 
 

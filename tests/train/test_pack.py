@@ -109,6 +109,17 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         ("placement=post", "placement.branch_warmup=7", "model.depth=3"),
         ("placement=peri", "placement.branch_factor=0.3", "placement.residual_affine=true", "model.depth=2"),
         ("norm=layernorm", "norm.taper_warmup=3", "norm.taper_steps=4", "placement=peri", "model.depth=2"),
+        (
+            "norm=rmsnorm",
+            "norm.at.output.eps=1e-2",
+            "norm.at.input_mlp=gatednorm",
+            "norm.at.input_mlp.layers='1:'",
+            "norm.at.final=layernorm",
+            "norm.at.qk=batchnorm",
+            "model.qk_norm=head",
+            "placement=peri",
+            "model.depth=3",
+        ),
     ],
     ids=" ".join,
 )

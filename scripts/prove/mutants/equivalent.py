@@ -87,6 +87,7 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
      "corrections[1]", "corrections[-1]"),
     ("it is flat already", "params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, "
      "*group.moments))", "flat(state)", "flat(flat(state))"),
+    ("a unit has one matrix, or the three of q, k and v", "if parts > 1:", "1", "2"),
     ("there are two axes", "decayed = params.shape[1] if group.weight_decay else 0", "[1]", "[-1]"),
     (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "lr, 0)", "lr, 1)"),
     (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "), 0)", "), 1)"),

@@ -294,6 +294,7 @@ def test_the_published_rank_is_the_default_at_the_published_width() -> None:
     config = Qwen4ExpTextConfig()
     placement = GatedResidual()
     assert (placement.rank_at(config.hidden_size), placement.streams) == (config.hc_lowrank, config.hc_count)
+    assert placement.rank_at(4) == 1
 
 
 def test_ids_of_runs_without_the_later_variant_stay() -> None:

@@ -133,6 +133,13 @@ def taper_checks() -> Iterator[Check]:
     yield from test_checks("norms/test_taper.py")
 
 
+def gated_residual_checks() -> Iterator[Check]:
+    """Yield the checks of the placement, and of its default rank, which other code fixes."""
+    yield from placement_checks("gated_residual")
+    test = "test_the_published_rank_is_the_default_at_the_published_width"
+    yield from test_checks(f"placements/test_streams.py::{test}")
+
+
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "taper": taper_checks,
@@ -169,6 +176,8 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
             if entry in ("rmsnorm", "layernorm"):  # only tests of the taper compare its roundings
                 checks = taper_checks
+            if entry == "gated_residual":  # only a test has its default rank
+                checks = gated_residual_checks
             mutants = list(code_mutants(entry, module))
             if names and entry not in SHARED:
                 mutants += [mutant for name in names for mutant in buffer_mutants(entry, _built(kind, name))]

@@ -9,6 +9,8 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from normlab.base.errors import ConfigError
+from normlab.catalogue.sites import SITES
+from normlab.config.known_options import OF_SITES, is_in
 from normlab.config.option_names import hint, meanings
 from normlab.store.record import ArmConflict, RunEntry, RunRecord, Setting, flatten_groups
 
@@ -82,7 +84,26 @@ def setting(run: RunEntry, option: str) -> Setting:
         if isinstance(run, RunRecord):
             return _READERS[option](run)
         return None
+    if is_in(option, OF_SITES):
+        return _of_site(run.options, option.removeprefix(f"{OF_SITES}."))
     return run.options.get(option)
+
+
+def _of_site(options: Mapping[str, Setting], key: str) -> Setting:
+    """Return the norm of a site, or an option of it there: of the narrowest site that sets it, or else of the run.
+
+    So a run that sets nothing for the site is in one cell with a run that names the run's norm there.
+    """
+    site, _, name = key.partition(".")
+    for owner in (site, SITES[site].within if site in SITES else ""):
+        of_owner = f"{OF_SITES}.{owner}"
+        value = options.get(f"{of_owner}.{name}" if name else of_owner)
+        if value is not None:
+            return value
+        # Another norm has its own defaults, which the record does not have.
+        if name and options.get(of_owner) not in (None, options.get("norm.name")):
+            return None
+    return options.get(f"norm.{name or 'name'}")
 
 
 def format_setting(value: Setting) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.base.errors import ConfigError, did_you_mean
+from normlab.base.errors import ConfigError
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import Placement
 from normlab.catalogue.sites import LAYERS, OUTSIDE_BLOCKS, SITES, parts_of, selected_layers, split_key
@@ -112,9 +112,8 @@ def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str
     setting = f"norm.at.{key}={norm.at[key]}"
     if not set(parts_of(site)) & set(present):
         known = [name for name in SITES if set(parts_of(name)) & set(present)]
-        hint = did_you_mean(site, known)
         has = f"has norms at {', '.join(known)}" if known else "has no norms"
-        raise ConfigError(f"{setting}{hint}: the model has no norm at {site}, and norm.at adds none; it {has}")
+        raise ConfigError(f"{setting}: the model has no norm at {site}, and norm.at adds none; it {has}")
     if name != LAYERS:
         return
     if site in OUTSIDE_BLOCKS:
@@ -134,6 +133,14 @@ def without_defaults(norm: NormConfig, placement: Placement, model: ModelConfig)
     for key in keys:
         fewer = {name: value for name, value in settings.items() if name != key}
         reduced = dataclasses.replace(norm, at=fewer)
-        if placed_norms(reduced, placement, model) == placed:
+        if _have_norms(reduced, placement, model, placed):
             norm, settings = reduced, fewer
     return norm
+
+
+def _have_norms(norm: NormConfig, placement: Placement, model: ModelConfig, placed: list[PlacedNorm]) -> bool:
+    """Return whether a norm's settings give the norms `placed`."""
+    try:
+        return placed_norms(norm, placement, model) == placed
+    except ConfigError:  # without the name of a site's norm, the run's norm may lack an option that is set there
+        return False

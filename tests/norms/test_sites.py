@@ -2,10 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from normlab.analysis.settings import setting
 from normlab.base.errors import ConfigError
 from normlab.catalogue.placements.base import load_all
 from normlab.catalogue.sites import SITES, parts_of
@@ -85,6 +88,10 @@ def test_layers_select_blocks(layers: str, blocks: str) -> None:
         ("norm.at.final.eps=x", "norm.at.final.eps=x: Expected float, got str; set another value"),
         ("norm.at.final.eps=-1", "norm.at.final.eps=-1.0: must be at least 0"),
         ("norm.at.final.eps_mode=insde_ms", "norm.at.final.eps_mode=insde_ms (did you mean 'inside_ms'?): choose one "),
+        (
+            "norm.at.final=rmsnorm_gemma",
+            "is a preset, and a site has a norm; write norm.at.final=rmsnorm norm.at.final.",
+        ),
         ("norm.at.final=rmsnrm", "norm.at.final=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?)"),
         ("norm.at.final=[1]", "norm.at.final=[1]: unknown norm '[1]'"),
         ("norm.at.input.layers='1:'", "norm.at.input.layers=1:: selects blocks for no setting; add norm.at.input=NORM"),
@@ -137,6 +144,31 @@ def test_the_identity_knows_what_differs_and_nothing_else() -> None:
     pair = ("norm.at.final.eps=1e-8", "norm.at.input.eps=1e-8")
     hashes = {config_with("norm=rmsnorm", *order).config_hash for order in (pair, pair[::-1])}
     assert len(hashes) == 1
+
+
+def test_an_option_that_only_the_norm_of_the_site_has_is_part_of_the_identity() -> None:
+    ids = {
+        config_with("norm=rmsnorm", "norm.at.input=groupnorm", f"norm.at.input.groups={groups}").config_hash
+        for groups in (2, 4)
+    }
+    default = config_with("norm=rmsnorm", "norm.at.input=groupnorm").config_hash
+    assert len(ids) == 2
+    assert default in ids
+
+
+def test_a_reader_takes_what_is_not_set_for_a_site_from_the_run() -> None:
+    """So that a run without `norm.at` is in one cell with a run that names its norm for a site."""
+    options = {
+        "norm.name": "rmsnorm", "norm.preset": "rmsnorm_llama", "norm.eps": 1e-5, "norm.at.input.eps": 1e-3,
+        "norm.at.output": "layernorm", "norm.at.final": "rmsnorm", "norm.at.q": "none",
+    }  # fmt: skip
+    run: Any = SimpleNamespace(options=options)
+    expected = {
+        "norm.at.final": "rmsnorm", "norm.at.residual": "rmsnorm", "norm.at.output_mlp": "layernorm",
+        "norm.at.q": "none", "norm.at.k": "rmsnorm", "norm.at.input_attn.eps": 1e-3, "norm.at.final.eps": 1e-5,
+        "norm.at.output.eps": None, "norm.at.q.eps": None, "norm.at.input.layers": None,
+    }  # fmt: skip
+    assert {option: setting(run, option) for option in expected} == expected
 
 
 def test_a_record_has_the_settings() -> None:
@@ -226,7 +258,7 @@ def test_a_config_file_of_a_user_has_settings_by_site(file: str, tmp_path: Path)
         ("{final.eps: null}", "norm.at.final.eps=None: Expected float, got null; set another value"),
         ("{final.eps: '???'}", "norm.at.final.eps"),
         ("{final.eps: '${norm.epz}'}", "this reference cannot be resolved; write ${model.width} for an option"),
-        ("{output.eps: 1}", "norm.at.output.eps=1 (did you mean 'input'?): the model has no norm at output, and norm"),
+        ("{output.eps: 1}", "norm.at.output.eps=1: the model has no norm at output, and norm"),
     ],
 )
 def test_a_wrong_setting_of_a_config_file_is_an_error_of_one_line(settings: str, said: str, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ class NormConfig:
         if name == self.name:
             return self
         if not isinstance(name, str) or name not in NORMS:
-            raise ConfigError(f"norm.at.{site}={name}: " + unknown("norm", str(name), NORMS))
+            raise _no_norm(site, str(name))
         return NORMS[name]()  # pyright: ignore[reportCallIssue]
 
     def build(self, width: int) -> nn.Module:
@@ -256,6 +256,21 @@ class AffineNormConfig(NormConfig):
         if self.gain:
             y_D = y_D * (weights["affine.gain"] + float(self.unit_offset))
         return y_D + weights["affine.bias"] if self.bias else y_D
+
+
+def _no_norm(site: str, name: str) -> ConfigError:
+    """Return the error for a name at a site that is no norm's; a preset is said by its norm and options."""
+    from normlab.catalogue import entries
+
+    for entry in entries.norms():
+        if entry["name"] == name:
+            of_site = f"norm.at.{site}"
+            options = [f"{of_site}={entry['preset_of']}"]
+            for option_name, value in entry["sets"].items():
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                options.append(f"{of_site}.{option_name}={text}")
+            return ConfigError(f"{of_site}={name}: is a preset, and a site has a norm; write {' '.join(options)}")
+    return ConfigError(f"norm.at.{site}={name}: " + unknown("norm", name, NORMS))
 
 
 def _with_option(norm: NormConfig, option_of_site: str, value: Any) -> NormConfig:

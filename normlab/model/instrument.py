@@ -105,7 +105,7 @@ class InstrumentedNorm(nn.Module):
     """Mixin of every norm of a model: observes the norm's input and output."""
 
     site: str = ""
-    """The norm's name in its segment, such as `attn.in`, by which its statistics are told apart."""
+    """The norm's name in its segment, such as `attn.in`, under which its statistics are recorded."""
     placed_at: str = ""
     """The site where it stands, a key of `sites.SITES`."""
 

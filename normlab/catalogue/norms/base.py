@@ -239,11 +239,6 @@ class AffineNormConfig(NormConfig):
     bias: bool = option(False, "Learn a bias per channel, initially 0.")
 
     @property
-    def is_nowhere(self) -> bool:
-        """Whether no site has a norm, so that options of placements that change only norms have no effect."""
-        return self.is_identity and not self.at
-
-    @property
     def has_gain(self) -> bool:
         return self.gain
 
@@ -259,7 +254,7 @@ class AffineNormConfig(NormConfig):
 
 
 def _no_norm(site: str, name: str) -> ConfigError:
-    """Return the error for a name at a site that is no norm's; a preset is said by its norm and options."""
+    """Return the error for a name that is not a norm; for a preset, with its norm and options at the site."""
     from normlab.catalogue import entries
 
     for entry in entries.norms():

@@ -83,7 +83,7 @@ def test_declarations_of_rows_with_the_options_hold(name: str) -> None:
     ],
 )
 def test_affine_is_put_on_both_terms_of_a_sum(formula: str, expected: str) -> None:
-    from normlab.catalogue.placements.algebra import with_affine
+    from normlab.catalogue.placements.formula_rewriting import with_affine
 
     assert with_affine(formula) == expected
 

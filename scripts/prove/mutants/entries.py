@@ -95,6 +95,9 @@ def _feature_rows(row: type[Row]) -> list[Row]:
     ]  # fmt: skip
 
 
+ROWS_WITH_OPTIONS = ("rezero", "normformer", "keel", "depth_scaled_sandwich")
+
+
 def algebra_checks(*names: str) -> Iterator[Check]:
     """Yield the checks of rows by name, and of the test rows."""
     for row in feature_rows():
@@ -140,12 +143,19 @@ def gated_residual_checks() -> Iterator[Check]:
     yield from test_checks(f"placements/test_streams.py::{test}")
 
 
+def formula_rewriting_checks() -> Iterator[Check]:
+    """Yield the checks of rows with the options that rewrite formulas, and of forms of sums that no row has."""
+    yield from algebra_checks(*ROWS_WITH_OPTIONS)
+    yield from test_checks("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum")
+
+
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "taper": taper_checks,
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
-    "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
+    "algebra": partial(algebra_checks, *ROWS_WITH_OPTIONS),
+    "formula_rewriting": formula_rewriting_checks,
 }
 """Checks of files that several entries share."""
 

@@ -173,10 +173,10 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     (ONE_STREAM, "only a large theta reaches it, as in tests/placements/test_claims.py",
      "share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)",
      "(F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)", "F.softplus(self.theta) / self.depth"),
-    ("algebra", "a product whose first factor has the factor is the same",
+    ("formula_rewriting", "a product whose first factor has the factor is the same",
      "return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)",
      " and isinstance(node.op, ast.Add | ast.Sub)", ""),
-    *(("algebra", "a line break ends a statement as well",
+    *(("formula_rewriting", "a line break ends a statement as well",
        "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", text)
       for text in ("", ".replace('; ', '\\n')")),
     ("taper", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),

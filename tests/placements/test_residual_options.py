@@ -78,7 +78,23 @@ def test_declarations_of_rows_with_the_options_hold(name: str) -> None:
             "x = (4 * x + F(N(x))) / 2",
             "x = (4 * x / 2 + skip_bias) * skip_scale + (F(N(x)) / 2 + branch_bias) * branch_scale",
         ),
+        (
+            "x = 2 * (x + F(N(x)))",
+            "x = (2 * x + skip_bias) * skip_scale + (2 * F(N(x)) + branch_bias) * branch_scale",
+        ),
+        (
+            "y = x; x = y + F(N(x))",
+            "y = x; x = (y + skip_bias) * skip_scale + (F(N(x)) + branch_bias) * branch_scale",
+        ),
+        (
+            "f = A(N(x)); x = x + f; f = x; x = f + M(N(f))",
+            "f = A(N(x)); x = (x + attn_skip_bias) * attn_skip_scale + (f + attn_branch_bias) * attn_branch_scale; "
+            "f = x; x = (f + mlp_skip_bias) * mlp_skip_scale + (M(N(f)) + mlp_branch_bias) * mlp_branch_scale",
+        ),
+        # Formulas without such a sum.
         ("x = N(F(x))", "x = N(F(x))"),
+        ("x = tanh(x + F(N(x)))", "x = tanh(x + F(N(x)))"),
+        ("F(x)", "F(x)"),
         ("x = +", "x = +"),
     ],
 )

@@ -103,9 +103,6 @@ class _Affine:
         if not self._names_of_sub_layers(node):
             return node, None
         match node:
-            case ast.UnaryOp(op, operand):
-                skip, branch = self._terms(operand)
-                return skip and ast.UnaryOp(op, skip), branch and ast.UnaryOp(op, branch)
             case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
                 (skip, branch), (other_skip, other_branch) = self._terms(left), self._terms(right)
                 return _combined(skip, op, other_skip), _combined(branch, op, other_branch)

@@ -69,8 +69,6 @@ class IdentityHC(Streams):
 
     def resolved(self) -> Self:
         """Return this placement with the start of its variant."""
-        if self.start is not None:
-            return self
         return replace(self, start=self.initial_scale)
 
     @property

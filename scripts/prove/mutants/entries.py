@@ -130,32 +130,31 @@ def test_checks(*names: str) -> Iterator[Check]:
     yield Check(" ".join(names), claim, passed=code == pytest.ExitCode.OK, result=str(code))
 
 
-def taper_checks() -> Iterator[Check]:
-    """Yield the checks of the tapered norms, and of the numbers that change with the updates."""
-    yield from norm_checks("rmsnorm", "layernorm")
-    yield from test_checks("norms/test_taper.py")
+def checks_then_tests(checks: Checks, tests: tuple[str, ...]) -> Iterator[Check]:
+    yield from checks()
+    yield from test_checks(*tests)
 
 
-def gated_residual_checks() -> Iterator[Check]:
-    """Yield the checks of the placement, and of its default rank, which other code fixes."""
-    yield from placement_checks("gated_residual")
-    test = "test_the_published_rank_is_the_default_at_the_published_width"
-    yield from test_checks(f"placements/test_streams.py::{test}")
-
-
-def formula_rewriting_checks() -> Iterator[Check]:
-    """Yield the checks of rows with the options that rewrite formulas, and of forms of sums that no row has."""
-    yield from algebra_checks(*ROWS_WITH_OPTIONS)
-    yield from test_checks("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum")
-
-
+STREAM_TESTS = "placements/test_streams.py"
+ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
+    "rmsnorm": ("norms/test_taper.py",),
+    "layernorm": ("norms/test_taper.py",),
+    "taper": ("norms/test_taper.py",),
+    "gated_residual": (f"{STREAM_TESTS}::test_the_published_rank_is_the_default_at_the_published_width",),
+    "identity_hc/mhc": (
+        f"{STREAM_TESTS}::test_identity_hc_starts_as_hy4",
+        f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_variant_stay",
+    ),
+    "formula_rewriting": ("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum",),
+}
+"""Tests of what no check of `verify` compares: roundings of a taper, defaults of other code, sums that no row has."""
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
-    "taper": taper_checks,
+    "taper": partial(norm_checks, "rmsnorm", "layernorm"),
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
     "algebra": partial(algebra_checks, *ROWS_WITH_OPTIONS),
-    "formula_rewriting": formula_rewriting_checks,
+    "formula_rewriting": partial(algebra_checks, *ROWS_WITH_OPTIONS),
 }
 """Checks of files that several entries share."""
 
@@ -183,17 +182,16 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
                     entries[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
                 continue
             entry = path.stem if path.stem in SHARED else "/".join(names)
-            checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
-            if entry in ("rmsnorm", "layernorm"):  # only tests of the taper compare its roundings
-                checks = taper_checks
-            if entry == "gated_residual":  # only a test has its default rank
-                checks = gated_residual_checks
+            own_checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
+            checks = SHARED.get(entry, own_checks)
+            if entry in ALSO_TESTED_BY:
+                checks = partial(checks_then_tests, checks, ALSO_TESTED_BY[entry])
             mutants = list(code_mutants(entry, module))
             if names and entry not in SHARED:
                 mutants += [mutant for name in names for mutant in buffer_mutants(entry, _built(kind, name))]
                 mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
                 mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
-            entries[entry] = mutants, SHARED.get(entry, checks)
+            entries[entry] = mutants, checks
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         entries[row.name] = mutants, partial(placement_checks, row.name)

@@ -25,6 +25,7 @@ REPLACES = (
     "return {}(sub{})", ", out_gain=lambda layer, depth: c * start(layer, depth)",
 )  # fmt: skip
 """Lines of algebra, each with the fields that it replaces."""
+START = "replace(self, start=self.initial_scale)"
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 SCALED = "branch_BTD if self.factor == 1 else branch_BTD * self.factor"
 INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/statistics checks"
@@ -179,6 +180,13 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     *(("formula_rewriting", "a line break ends a statement as well",
        "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", text)
       for text in ("", ".replace('; ', '\\n')")),
+    ("formula_rewriting", "written as text, an argument is the same in either list",
+     "return ast.Call(node.func, [self._with_sum(node.args[0])], [])",
+     "[self._with_sum(node.args[0])], []", "[], [self._with_sum(node.args[0])]"),
+    *(("formula_rewriting", "a product that holds a sub-layer always has a branch",
+       f"return (skip and ast.BinOp({skip}), branch and ast.BinOp({branch}))", f"branch and ast.BinOp({branch})",
+       f"ast.BinOp({branch})")
+      for skip, branch in (("skip, op, right", "branch, op, right"), ("left, op, skip", "left, op, branch"))),
     ("taper", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
     *(("taper", "only before the first forward pass in training, when its factor is 0",
        "ratio = torch.where(squares > 0, products / squares, 1.0)", "1.0", text) for text in ("2.0", "-1.0")),
@@ -272,6 +280,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         ): "the same fields are replaced by the same values twice"
         for line, fields in zip(REPLACES[::2], REPLACES[1::2], strict=True)
     },
+    (
+        "identity_hc/mhc",
+        f"return {START}  ->  return {START.replace('self', START, 1)}",
+    ): "the same field is replaced by the same value twice",
     (
         "algebra",
         "early = replace(self.early, blocks=lambda depth: blocks, condition=condition)  ->  "

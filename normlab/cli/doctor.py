@@ -73,7 +73,7 @@ def _device() -> Result:
 def _compiler() -> Result:
     import torch
 
-    from normlab.training.machine import compiler_of, missing_compiler
+    from normlab.system.compilers import compiler_of, missing_compiler
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     missing = missing_compiler(device)

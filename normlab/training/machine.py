@@ -4,13 +4,10 @@ import contextlib
 import logging
 import os
 import re
-import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,6 +21,7 @@ from normlab.data.files import find_sources
 from normlab.model.attention import attention_backend
 from normlab.model.groups import check_parameters
 from normlab.system.cgroup import allowed_cores
+from normlab.system.compilers import missing_compiler
 from normlab.system.openmp import wait_policy
 from normlab.system.process_memory import keep_freed_memory
 from normlab.system.ranks import Ranks
@@ -304,27 +302,6 @@ def may_use_gpu() -> bool:
     """Return whether this process may open an NVIDIA GPU that the user does not hide by CUDA_VISIBLE_DEVICES."""
     is_visible = re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     return bool(is_visible) and any(os.access(file, os.R_OK | os.W_OK) for file in DEVICES.glob("nvidia[0-9]*"))
-
-
-def compiler_of(device: str) -> str:
-    """Return the compiler that torch uses: on a CPU of C++, on a GPU that of C, with which Triton starts kernels."""
-    if device == "cuda":
-        return os.environ.get("CC", "gcc")
-    default = "clang++" if sys.platform == "darwin" else "g++"
-    return os.environ.get("CXX", default)
-
-
-def missing_compiler(device: str) -> str:
-    """Return what compile=on lacks on a device, and what to do; "" if nothing is missing."""
-    if device == "cuda" and find_spec("triton") is None:
-        return "triton is not installed; install it"
-    compiler = compiler_of(device)
-    if shutil.which(compiler) is not None:
-        return ""
-    language, variable = "C++", "CXX"
-    if device == "cuda":
-        language, variable = "C", "CC"
-    return f"the {language} compiler {compiler!r} was not found; install it, set {variable} to a compiler"
 
 
 def num_threads() -> int:

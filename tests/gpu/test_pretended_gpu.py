@@ -76,7 +76,8 @@ LAUNCHES = {
         16: (567, 843),
     },
     "model=gpt2_tiny placement=identity_hc": {1: (856, 941), 2: (896, 1011), 16: (896, 1174)},
-    "model=gpt2_tiny placement=mhc": {1: (4008, 4093), 2: (4048, 4166), 16: (4048, 4329)},
+    "model=gpt2_tiny placement=mhc": {1: (896, 981), 2: (944, 1062), 16: (944, 1225)},
+    "model=gpt2_tiny placement=gated_residual": {1: (1332, 1419), 2: (1372, 1486), 16: (1372, 2211)},
     "model=gpt2_tiny placement=attn_res": {1: (765, 826), 2: (809, 891), 16: (809, 891)},
     "model=gpt2_124m": {1: (1148, 1551), 2: (1244, 2327), 16: (1244, 2336)},
 }

@@ -10,7 +10,7 @@ from normlab.base.errors import ConfigError
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.loaded.run import load
-from normlab.system import process_memory
+from normlab.system import compilers, process_memory
 from normlab.system.process_memory import PeakMemory
 from normlab.training import machine
 from normlab.training.machine import resolve, resolve_device
@@ -64,7 +64,7 @@ def test_a_gpu_that_the_user_hides_or_the_process_lacks(
 @pytest.mark.parametrize("lacks", ["triton", "compiler"])
 def test_what_triton_needs(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch)
-    monkeypatch.setattr(machine, "find_spec", lambda name: None if lacks == "triton" else name)
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None if lacks == "triton" else name)
     monkeypatch.setenv("CC", "no_such_compiler")
     missing = {"triton": "triton is not installed", "compiler": "the C compiler 'no_such_compiler' was not found"}
     (result,) = [result for result in doctor.checks("results") if result["check"] == "compile"]

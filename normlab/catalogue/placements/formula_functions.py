@@ -17,7 +17,7 @@ def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> T
     """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
     kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
     kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
-    # Scaling vectors, while `mhc.sinkhorn` divides the matrix: `verify` compares two forms of one iteration.
+    # Scaling vectors, while `sinkhorn.py` divides the matrix: `verify` compares two forms of one iteration.
     u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
     # Rows and columns in turn; the rows of a softmax sum to 1 already, so its first step is that of the columns.
     for number in range(2 * iterations - 1 + of_sigmoid):

@@ -14,26 +14,9 @@ from torch import Tensor, nn
 from normlab.base.options import option
 from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, register_placement
+from normlab.catalogue.placements.sinkhorn import sinkhorn
 from normlab.catalogue.placements.streams import EPS, MixedStreams, Streams, in_full_precision, read, rms_normed
 from normlab.catalogue.placements.wiring import Sequential
-
-
-def sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> Tensor:
-    """Return a positive matrix whose rows and columns sum to 1, nearly, from scores (..., n, n).
-
-    It starts as the softmax of each row, or as the sigmoid of each number; then its rows, unless the softmax has done
-    so, and its columns are divided by their sums, several times.
-
-    Source: Sinkhorn & Knopp 1967; with these eps DeepSeek-V4 of transformers.
-    """
-    # A copy in which the numbers of neighbouring tokens are neighbours: a CPU is slow at sums over 4 of them.
-    scores_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous()
-    matrix_nnBT = (torch.sigmoid(scores_nnBT) if of_sigmoid else scores_nnBT.softmax(1)) + EPS
-    for number in range(iterations):
-        if number or of_sigmoid:
-            matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(1, keepdim=True) + EPS)
-        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0) + EPS)
-    return matrix_nnBT.movedim((0, 1), (-2, -1))
 
 
 @dataclass(kw_only=True, slots=True)

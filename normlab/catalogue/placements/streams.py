@@ -23,7 +23,7 @@ from normlab.catalogue.placements.wiring import Branch
 from normlab.catalogue.sites import of_sub_layer
 
 EPS = 1e-6
-"""Added to the mean square of the streams of a token or to its root, to `a` of `IdentityHC`, and in `mhc.sinkhorn`."""
+"""Added to the mean square of the streams of a token or to its root, to `a` of `IdentityHC`, and in `sinkhorn.py`."""
 
 
 def in_full_precision(x: Tensor) -> AbstractContextManager[object]:

@@ -145,14 +145,16 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
         f"{STREAM_TESTS}::test_identity_hc_starts_as_hy4",
         f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_variant_stay",
     ),
+    "sinkhorn": ("placements/test_sinkhorn.py",),
     "formula_rewriting": ("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum",),
 }
-"""Tests of what no check of `verify` compares: roundings of a taper, defaults of other code, sums that no row has."""
+"""Tests of what no check of `verify` compares: roundings, defaults of other code, second derivatives, unusual sums."""
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "taper": partial(norm_checks, "rmsnorm", "layernorm"),
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
+    "sinkhorn": partial(placement_checks, "mhc"),
     "algebra": partial(algebra_checks, *ROWS_WITH_OPTIONS),
     "formula_rewriting": partial(algebra_checks, *ROWS_WITH_OPTIONS),
 }

@@ -1,0 +1,1 @@
+"""Kernels of GPUs, in Triton. Each file is imported by the file that has the same operation for other devices."""

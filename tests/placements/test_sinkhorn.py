@@ -1,0 +1,100 @@
+"""Sinkhorn's iterations as one operation: derivatives, stacked and compiled, and the kernels of a GPU."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from normlab.catalogue.placements import sinkhorn as module
+from normlab.catalogue.placements.formula_functions import STREAM_FUNCTIONS
+from normlab.catalogue.placements.sinkhorn import sinkhorn
+
+ITERATIONS = [1, 2, 20]
+
+
+def random_scores(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).mul_(2).requires_grad_()
+
+
+def result_and_gradient(matrix: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.linspace(-1, 1, matrix.numel(), dtype=matrix.dtype, device=matrix.device).view_as(matrix)
+    return matrix.detach(), torch.autograd.grad((matrix * weights).sum(), scores)[0]
+
+
+@pytest.mark.parametrize("iterations", ITERATIONS)
+@pytest.mark.parametrize("of_sigmoid", [False, True])
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_equals_the_scaling_vectors(n: int, of_sigmoid: bool, iterations: int) -> None:
+    scores = random_scores(3, 5, n, n)
+    expected = STREAM_FUNCTIONS["sinkhorn"](scores, iterations, of_sigmoid=of_sigmoid)
+    found = sinkhorn(scores, iterations, of_sigmoid=of_sigmoid)
+    for ours, theirs in zip(result_and_gradient(found, scores), result_and_gradient(expected, scores), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("of_sigmoid", [False, True])
+def test_both_derivatives_are_those_of_differences(of_sigmoid: bool) -> None:
+    def matrix(scores: Tensor) -> Tensor:
+        return sinkhorn(scores, 3, of_sigmoid=of_sigmoid)
+
+    assert torch.autograd.gradcheck(matrix, random_scores(2, 3, 3))
+    assert torch.autograd.gradgradcheck(matrix, random_scores(2, 3, 3))
+
+
+def test_is_a_well_formed_operation() -> None:
+    """Torch's own check of the schema, the shapes for its compiler, and the gradients in compiled code."""
+    for operation in (module.forward, module.backward):
+        tensors = [random_scores(4, 4, 6) for _ in range(1 + (operation is module.backward))]
+        results = torch.library.opcheck(operation, (*tensors, 3, False))
+        assert {*results.values()} == {"SUCCESS"}
+
+
+def test_of_stacked_runs_is_that_of_each() -> None:
+    scores = random_scores(3, 2, 5, 4, 4)
+    for axis in (0, 1):
+        stacked = torch.vmap(lambda scores: sinkhorn(scores, 4), in_dims=axis)(scores)
+        each = torch.stack([sinkhorn(scores, 4) for scores in scores.unbind(axis)])
+        for ours, theirs in zip(result_and_gradient(stacked, scores), result_and_gradient(each, scores), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def compare_kernels(device: str) -> None:
+    """Compare the kernels with the operations of torch, where tokens fill a part of one program, or several."""
+    from normlab.catalogue.kernels import sinkhorn as kernels
+
+    for n, of_sigmoid, iterations in [(2, False, 1), (4, False, 20), (4, True, 20), (7, True, 2), (16, False, 3)]:
+        for tokens in ((1,), (3, 131)):
+            scores = random_scores(n, n, *tokens).detach().to(device)
+            grad = scores.flip(0).contiguous()
+            expected = module.by_autograd(scores.requires_grad_(), iterations, of_sigmoid)
+            (gradient,) = torch.autograd.grad(expected, scores, grad)
+            with torch.no_grad():
+                matrix = kernels.forward(scores, iterations, of_sigmoid, module.EPS)
+                of_scores = kernels.backward(grad, scores, iterations, of_sigmoid, module.EPS)
+            torch.testing.assert_close(matrix, expected.detach(), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(of_scores, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_kernels_equal_the_operations_of_torch() -> None:
+    assert module.gpu_has_kernels()
+    compare_kernels("cuda")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.process
+def test_interpreted_kernels_equal_the_operations_of_torch() -> None:
+    """Triton's interpreter runs the kernels without a GPU."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, Path(__file__)], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    compare_kernels("cpu")

@@ -148,6 +148,62 @@ def fused_attention(
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
 
 
+@torch.library.custom_op("pretended::rms_norm", mutates_args=())
+def fused_rms_norm(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a GPU computes by one kernel, and the numbers that its backward pass needs."""
+    raise NotImplementedError("only its shapes are needed")
+
+
+@torch.library.custom_op("pretended::rms_norm_backward", mutates_args=())
+def fused_rms_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, gain: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of the input and the gain, which a GPU computes by one operation."""
+    raise NotImplementedError("only its shapes are needed")
+
+
+fused_rms_norm.register_fake(lambda x, gain, eps: (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))))
+fused_rms_norm_backward.register_fake(lambda grad, x, scale, gain: (torch.empty_like(x), x.new_empty(x.shape[-1])))
+
+
+def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, gain, _ = inputs
+    ctx.save_for_backward(x, gain, output[1])
+
+
+def fused_rms_norm_gradients(ctx: Any, grad: torch.Tensor, grad_scale: Any) -> tuple[Any, ...]:
+    x, gain, scale = ctx.saved_tensors
+    of_x, of_gain = fused_rms_norm_backward(grad, x, scale, gain)
+    return of_x, None if gain is None else of_gain, None
+
+
+def keep_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    grad, x, _, gain = inputs
+    ctx.save_for_backward(grad, x, gain)
+
+
+def fused_rms_norm_second_gradients(ctx: Any, of_x: torch.Tensor, of_gain: torch.Tensor) -> tuple[Any, ...]:
+    """Differentiate the formula twice, as torch does."""
+    saved = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+    grad, x, gain = saved
+    seeds = [of_x] if gain is None else [of_x, of_gain]
+    with torch.enable_grad():
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+        inputs = [each for each in (x, gain) if each is not None]
+        first = torch.autograd.grad(y if gain is None else y * gain, inputs, grad, create_graph=True)
+        of_grad, *others = torch.autograd.grad(first, [grad, *inputs], seeds)
+    return of_grad, others[0], None, None if gain is None else others[1]
+
+
+fused_rms_norm.register_autograd(fused_rms_norm_gradients, setup_context=keep_inputs)
+fused_rms_norm_backward.register_autograd(fused_rms_norm_second_gradients, setup_context=keep_backward_inputs)
+
+
+def rms_norm(x: torch.Tensor, shape: tuple[int], weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Return what `torch.nn.functional.rms_norm` returns, by one operation, as on a GPU."""
+    return fused_rms_norm(x, weight, eps)[0]
+
+
 KERNELS = torch.library.Library("aten", "IMPL", "Meta")
 """The fake kernels that torch lacks; these operations return nothing."""
 for missing in ("_fused_adamw_.tensor_lr", "_fused_sgd_", "_fused_sgd_.tensor_lr"):
@@ -184,6 +240,7 @@ def pretended_gpu() -> Iterator[Device]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", move))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", fused_attention))
+        stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", rms_norm))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # the modes hold for this thread
         yield stack.enter_context(Device())
 

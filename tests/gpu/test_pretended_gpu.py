@@ -56,30 +56,30 @@ TWO_LAYERS = "model.depth=2"
 FIRST = (0, 1)
 """A measured and a plain step."""
 LAUNCHES = {
-    "model=gpt2_nano": {1: (258, 320), 2: (284, 365), 16: (284, 365)},
-    "model=gpt2_tiny": {1: (436, 498), 2: (476, 559), 16: (476, 559)},
-    "model=gpt2_tiny optim=lion": {1: (464, 526), 2: (472, 555), 16: (472, 555)},
-    "model=gpt2_tiny optim=muon": {1: (567, 629), 2: (608, 691), 16: (608, 691)},
-    "model=gpt2_tiny optim=normuon": {1: (612, 674), 2: (653, 736), 16: (653, 736)},
-    "model=gpt2_tiny optim=hyperball": {1: (591, 653), 2: (632, 715), 16: (632, 715)},
-    "model=gpt2_tiny optim.decay_mode=cautious": {1: (446, 508), 2: (483, 566), 16: (483, 566)},
-    "model=gpt2_tiny optim.qk_clip=100 eval.ema=0.99": {1: (512, 574), 2: (550, 633), 16: (550, 657)},
+    "model=gpt2_nano": {1: (173, 235), 2: (219, 300), 16: (219, 300)},
+    "model=gpt2_tiny": {1: (283, 345), 2: (359, 442), 16: (359, 442)},
+    "model=gpt2_tiny optim=lion": {1: (307, 369), 2: (354, 437), 16: (354, 437)},
+    "model=gpt2_tiny optim=muon": {1: (414, 476), 2: (491, 574), 16: (491, 574)},
+    "model=gpt2_tiny optim=normuon": {1: (453, 515), 2: (530, 613), 16: (530, 613)},
+    "model=gpt2_tiny optim=hyperball": {1: (438, 500), 2: (515, 598), 16: (515, 598)},
+    "model=gpt2_tiny optim.decay_mode=cautious": {1: (295, 357), 2: (368, 451), 16: (368, 451)},
+    "model=gpt2_tiny optim.qk_clip=100 eval.ema=0.99": {1: (359, 421), 2: (433, 516), 16: (433, 540)},
     "model=gpt2_tiny model.value_residual=learned model.attn_softcap=30": {
-        1: (597, 659),
-        2: (621, 707),
-        16: (621, 707),
+        1: (444, 506),
+        2: (504, 590),
+        16: (504, 590),
     },
-    "model=gpt2_tiny placement=hyper_connections": {1: (831, 919), 2: (879, 997), 16: (879, 1562)},
+    "model=gpt2_tiny placement=hyper_connections": {1: (542, 630), 2: (658, 776), 16: (658, 1341)},
     "model=gpt2_tiny placement=hyper_connections placement.dynamic=false": {
-        1: (527, 617),
-        2: (567, 680),
-        16: (567, 843),
+        1: (374, 464),
+        2: (450, 563),
+        16: (450, 726),
     },
-    "model=gpt2_tiny placement=identity_hc": {1: (856, 941), 2: (896, 1011), 16: (896, 1174)},
-    "model=gpt2_tiny placement=mhc": {1: (896, 981), 2: (944, 1062), 16: (944, 1225)},
-    "model=gpt2_tiny placement=gated_residual": {1: (1332, 1419), 2: (1372, 1486), 16: (1372, 2211)},
-    "model=gpt2_tiny placement=attn_res": {1: (765, 826), 2: (809, 891), 16: (809, 891)},
-    "model=gpt2_124m": {1: (1148, 1551), 2: (1244, 2327), 16: (1244, 2336)},
+    "model=gpt2_tiny placement=identity_hc": {1: (711, 796), 2: (787, 902), 16: (787, 1065)},
+    "model=gpt2_tiny placement=mhc": {1: (743, 828), 2: (827, 945), 16: (827, 1108)},
+    "model=gpt2_tiny placement=gated_residual": {1: (720, 807), 2: (904, 1018), 16: (904, 1743)},
+    "model=gpt2_tiny placement=attn_res": {1: (612, 673), 2: (692, 774), 16: (692, 774)},
+    "model=gpt2_124m": {1: (723, 1104), 2: (919, 2002), 16: (919, 2011)},
 }
 """By shape of the model and number of runs, the launches of a plain and of a measured step. A measured step of large
 tensors takes more, since few of them are stacked for their statistics at once."""
@@ -211,8 +211,9 @@ def test_launches_of_a_step(shape: str, budget: dict[int, tuple[int, int]], runs
 @pytest.mark.parametrize("shape", LAUNCHES)
 def test_a_pack_launches_as_much_as_a_single_run(shape: str) -> None:
     plain, measured = (pack / alone for alone, pack in zip(LAUNCHES[shape][1], LAUNCHES[shape][16], strict=True))
-    assert plain <= 1.15
-    assert measured <= 1.15 or has_large_tensors(shape)
+    # The kernel of RMSNorm multiplies by the gain of a single run; those of a pack take four launches more.
+    assert plain <= 1.3
+    assert measured <= 1.3 or has_large_tensors(shape)
 
 
 REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]

@@ -48,9 +48,13 @@ class Affine(nn.Module):
         gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
             x_D = x_D * gain_D
-        if self.bias is not None:
-            x_D = x_D + self.bias.to(x_D.dtype)
-        return x_D
+        return self.shifted(x_D)
+
+    def shifted(self, x_D: Tensor) -> Tensor:
+        """Return x + bias, in the dtype of x."""
+        if self.bias is None:
+            return x_D
+        return x_D + self.bias.to(x_D.dtype)
 
 
 class NormModule(nn.Module):

@@ -137,7 +137,7 @@ def checks_then_tests(checks: Checks, tests: tuple[str, ...]) -> Iterator[Check]
 
 STREAM_TESTS = "placements/test_streams.py"
 ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
-    "rmsnorm": ("norms/test_taper.py",),
+    "rmsnorm": ("norms/test_taper.py", "norms/test_rms_norm_kernel.py"),
     "layernorm": ("norms/test_taper.py",),
     "taper": ("norms/test_taper.py",),
     "gated_residual": (f"{STREAM_TESTS}::test_the_published_rank_is_the_default_at_the_published_width",),

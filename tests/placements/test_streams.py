@@ -290,7 +290,7 @@ def test_gated_residual_equals_qwen4_exp(streams: int, rank: int | None, depth: 
     check_equal(model, qwen4_exp(model, placement))
 
 
-def test_the_published_rank_is_the_default_at_the_published_width() -> None:
+def test_the_default_rank_is_that_of_the_class_at_its_width() -> None:
     config = Qwen4ExpTextConfig()
     placement = GatedResidual()
     assert (placement.rank_at(config.hidden_size), placement.streams) == (config.hc_lowrank, config.hc_count)

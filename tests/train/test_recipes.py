@@ -95,6 +95,6 @@ def test_options_of_the_command_are_stronger_than_a_recipe() -> None:
     assert (config.model.mlp, config.optim.name, config.init) == ("relu2", "muon", "nanochat")
     with pytest.raises(ConfigError, match=r"recipe=nanochat: sets 'scale', which optim=adamw does not have"):
         compose_run(["recipe=nanochat", "optim=adamw"])
-    known = "axk2, gemma4, gpt_oss, modded_track3, muse_glimmer, nanochat, olmo3"
+    known = "axk2, gemma4, gpt_oss, hy4, modded_track3, muse_glimmer, nanochat, olmo3, qwen3_8_flash, zaya1"
     with pytest.raises(ConfigError, match=f"unknown recipe 'nanogpt'.*choose one of {known}"):
         compose_run(["recipe=nanogpt"])

@@ -18,7 +18,7 @@ from normlab.catalogue.sites import of_sub_layer
 
 
 def default_rank(width: int) -> int:
-    """Return the rank of Qwen3.8-Flash-Next for its width, 320 for 2048, in proportion to another one."""
+    """Return the default rank of Qwen3.8-Flash-Next's class, 320 for width 2048, in proportion for another width."""
     return max(1, 5 * width // 32)
 
 
@@ -61,8 +61,9 @@ class GatedResidual(Streams):
 
     name: str = "gated_residual"
     rank: int | None = option(
-        None, "Rank R of the gates; null for 5/32 of the width, rounded down: 320 at 2048, as published.",
-        at_least=1, at_most=2**17,
+        None, at_least=1, at_most=2**17,
+        help="Rank R of the gates; null for 5/32 of the width, rounded down: 320 at 2048, as the class of transformers "
+        "by default. The released model has 320 at 2560.",
     )  # fmt: skip
 
     def without_defaults(self, depth: int, width: int) -> Self:

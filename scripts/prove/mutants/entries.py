@@ -140,7 +140,7 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "rmsnorm": ("norms/test_taper.py", "norms/test_rms_norm_kernel.py"),
     "layernorm": ("norms/test_taper.py",),
     "taper": ("norms/test_taper.py",),
-    "gated_residual": (f"{STREAM_TESTS}::test_the_published_rank_is_the_default_at_the_published_width",),
+    "gated_residual": (f"{STREAM_TESTS}::test_the_default_rank_is_that_of_the_class_at_its_width",),
     "identity_hc/mhc": (
         f"{STREAM_TESTS}::test_identity_hc_starts_as_hy4",
         f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_variant_stay",

@@ -60,6 +60,8 @@ class Architecture:
     build: Callable[[Any, dict[str, Any]], nn.Module] | None = None
     """Builds the model from its class and its options, where these are not those of the class's config."""
     patch: Callable[[Any, pytest.MonkeyPatch], None] | None = None
+    least_logits: float = 0.8
+    """What the standard deviation of the logits is above; gates on what the head reads make them smaller."""
 
 
 # Combinations of our weights
@@ -70,10 +72,10 @@ def joined(*modules: str) -> Combined:
     return Combined(lambda *parts: torch.cat(parts), modules)
 
 
-def by_head(*modules: str) -> Combined:
+def by_head(*modules: str, heads: int = HEADS) -> Combined:
     """Concatenate the first head of each weight, then the second of each, and so on."""
     return Combined(
-        lambda *parts: torch.cat([part.unflatten(0, (HEADS, -1)) for part in parts], 1).flatten(0, 1), modules
+        lambda *parts: torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1), modules
     )
 
 

@@ -43,8 +43,9 @@ from normlab.config.override_checks import (
     no_config_of_a_run,
     sets_values,
 )
-from normlab.config.override_errors import naming_run, no_such_option
+from normlab.config.override_errors import naming_recipe, naming_run, no_such_option
 from normlab.config.overrides import RunOverrides, jobs, keep_text, parse, quote, read
+from normlab.config.references import register_functions
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.config.user_files import UserFiles, without_environment
@@ -70,7 +71,8 @@ PACKAGED = UserConfigs()
 
 
 def register(plugins: Sequence[str] = ()) -> None:
-    """Register norms, placements, corpora, optimizers and plugins in Hydra's config store."""
+    """Register norms, placements, corpora, optimizers and plugins in Hydra's config store, and its references."""
+    register_functions()
     load_norms()
     load_placements()
     load_plugins(plugins)
@@ -118,7 +120,7 @@ def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Ru
 
 def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> list[RunConfig]:
     """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
-    return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
+    return [to_config(cfg, job, configs) for job, _, cfg in _compose_jobs(overrides, configs)]
 
 
 def no_more(varied: list[str]) -> list[tuple[()]]:
@@ -139,7 +141,7 @@ def compose_sweep(
     composed = []
     for job, varied, cfg in _compose_jobs(grid, configs, more):
         with naming_run(varied):
-            composed.append((varied, to_config(cfg, job)))
+            composed.append((varied, to_config(cfg, job, configs)))
     return options, composed
 
 
@@ -157,7 +159,7 @@ def norm_presets() -> list[NormConfig]:
     return [compose_run([f"norm={path.stem}"]).norm for path in sorted((config_dir() / "norm").glob("*.yaml"))]
 
 
-def to_config(cfg: DictConfig, job: RunOverrides = ()) -> RunConfig:
+def to_config(cfg: DictConfig, job: RunOverrides = (), configs: UserConfigs = PACKAGED) -> RunConfig:
     """Convert a composed config to a validated RunConfig; errors quote the overrides of the job."""
     # A key of a user's config file, which Hydra may have added beside the sections.
     for key in cfg:
@@ -166,9 +168,21 @@ def to_config(cfg: DictConfig, job: RunOverrides = ()) -> RunConfig:
     config = _to_object(cfg, job)
     if not isinstance(config, RunConfig):
         raise no_config_of_a_run()
-    config.validate()
-    config.reject_unused_options()
+    with naming_recipe(job, _folders(job, configs)):
+        config.validate()
+        config.reject_unused_options()
     return config
+
+
+def _folders(job: Sequence[Override], configs: UserConfigs) -> ConfigFolders:
+    """Return the folders of the configs that a job may choose."""
+    search_path: list[str] = []
+    if configs.folder:
+        search_path.append(configs.folder)
+    for override in job:
+        if _is_search_path(override):
+            search_path += _folders_of(override)
+    return ConfigFolders(search_path)
 
 
 def _to_object(config: DictConfig, job: Sequence[Override]) -> Any:
@@ -239,13 +253,7 @@ def _compose_jobs(
 def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConfig:
     """Return the config of some choices from config groups, which are checked before Hydra composes."""
     job = tuple(map(parse, choices))
-    search_path: list[str] = []
-    if configs.folder:
-        search_path.append(configs.folder)
-    for override in job:
-        if _is_search_path(override):
-            search_path += _folders_of(override)
-    folders = ConfigFolders(search_path)
+    folders = _folders(job, configs)
     if folders.are_listable and not folders.has("", configs.name):
         raise no_such_config(configs.name)
     for override in job:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -14,11 +14,23 @@ from normlab.base.paths import config_dir
 from normlab.catalogue import entries as catalogue
 from normlab.catalogue.corpora import DATA, HubData, corpus_hint
 from normlab.catalogue.other_names import OTHER_NAMES
-from normlab.config.known_options import GROUPS, all_options, choices_with, is_in, option_types, requirement
+from normlab.catalogue.sites import SITES
+from normlab.config.config_folders import ConfigFolders
+from normlab.config.known_options import (
+    GROUPS,
+    OF_SITES,
+    all_options,
+    choices_with,
+    is_in,
+    option_types,
+    requirement,
+)
 from normlab.config.option_names import NOTHING, empty_list_hint, hint
 
 _OPTION = re.compile(r"[~+]*[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*(@[\w.]*)?")
 """The part of an override before its `=`."""
+_AT_SITE = re.compile(r"norm\.at\.(\w+): norm\.(\w+)")
+"""The begin of a message about an option of the norm at a site: `norm.at.output_mlp: norm.eps=-1: ...`."""
 _BRACKETS = ("[]", "{}", "()")
 
 
@@ -31,6 +43,50 @@ def naming_run(varied: Sequence[str]) -> Iterator[None]:
         if not varied:
             raise
         raise ConfigError(f"{error} (of the run {' '.join(varied)})") from error
+
+
+@contextlib.contextmanager
+def naming_recipe(job: Sequence[Override], folders: ConfigFolders) -> Iterator[None]:
+    """Add the recipe of a job to an error about an option that the recipe sets, and no other override."""
+    try:
+        yield
+    except ConfigError as error:
+        recipe = next((override for override in job if override.key_or_group == "recipe"), None)
+        if recipe is None:
+            raise
+        of_recipe = set(_options_in(folders.content("recipe", str(recipe.value()))))
+        for name in _options_of_error(str(error)):
+            if any(_sets(override, name) for override in job):
+                break
+            if name in of_recipe:
+                raise ConfigError(f"{error} ({recipe.input_line} sets {name})") from error
+        raise
+
+
+def _options_of_error(message: str) -> list[str]:
+    """Return the option with which a message of `RunConfig` begins; at a site also those that give it its value."""
+    at_site = _AT_SITE.match(message)
+    if at_site is not None:
+        site, option = at_site.groups()
+        sites = [name for name in (site, SITES[site].within) if name]
+        return [*(f"{OF_SITES}.{name}.{option}" for name in sites), f"norm.{option}"]
+    begin = re.match(r"[\w.]+", message)
+    return [] if begin is None else [begin[0]]
+
+
+def _options_in(content: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """Yield the names of the options that a config file sets."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _options_in(value, f"{section}{name}.")
+        elif name != "defaults":
+            yield f"{section}{name}"
+
+
+def _sets(override: Override, name: str) -> bool:
+    """Return whether an override sets an option."""
+    key = override.key_or_group
+    return key == name or (is_in(name, key) and isinstance(override.value(), dict))
 
 
 def malformed(typed: str) -> ConfigError:

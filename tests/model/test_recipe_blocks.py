@@ -17,6 +17,7 @@ from torch import Tensor
 from normlab.base.errors import ConfigError
 from normlab.base.paths import config_dir
 from normlab.config.compose import compose_run
+from normlab.config.references import divide, power
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from support.architectures.architecture import DEPTH, STEPS, TERMS, Architecture
@@ -172,7 +173,39 @@ def test_queries_and_keys_of_zaya1(dtype: torch.dtype) -> None:
     assert_equal(of_radius * width**0.5, of_heads.sum(), terms=x_BTHK.numel())
 
 
-def test_factors_of_gemma_4_are_those_of_the_default_size() -> None:
-    model = compose_run(["recipe=gemma4"]).model
-    assert model.qk_scale == pytest.approx((model.width // model.heads) ** 0.25, rel=1e-15)
-    assert model.embed_scale == pytest.approx(model.width**0.5, rel=1e-15)
+@pytest.mark.parametrize(("width", "heads"), [(128, 4), (640, 10), (2560, 8)])
+def test_recipes_follow_the_size_of_the_model(width: int, heads: int) -> None:
+    size = [f"model.width={width}", f"model.heads={heads}"]
+    model = compose_run(["recipe=gemma4", *size]).model
+    assert model.qk_scale == pytest.approx((width // heads) ** 0.25, rel=1e-15)
+    assert model.embed_scale == pytest.approx(width**0.5, rel=1e-15)
+    placement = compose_run(["recipe=qwen3_8_flash", *size]).placement
+    assert placement.rank == {128: 16, 640: 80, 2560: 320}[width]  # pyright: ignore[reportAttributeAccessIssue]
+    # The command's own value is stronger, also where the size is one that has no factor.
+    assert compose_run(["recipe=gemma4", *size, "model.embed_scale=2"]).model.embed_scale == 2
+
+
+def test_functions_of_references_give_a_number_for_each_argument() -> None:
+    assert (power(9, 0.5), power(4, -1), divide(20, 8), divide(7, 2), divide(3, 8)) == (3.0, 0.25, 2, 3, 1)
+    for base, exponent in ((10, 10**9), (-8, 0.5), (0, -1), ("x", 2), (None, 2), ([], 2)):
+        assert power(base, exponent) == 1.0  # pyright: ignore[reportArgumentType]
+    for number, divisor in ((8, 0), (-8, 8), ("x", 2), (8, None), (float("inf"), 1)):
+        assert divide(number, divisor) == 1  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "said"),
+    [
+        ("gemma4", "model.width=0", "model.width=0: must be at least 1"),
+        ("gemma4", "model.width=-8", "model.width=-8: must be at least 1"),
+        ("gemma4", "model.heads=0", "model.heads=0: must be at least 1"),
+        ("gemma4", "model.heads=3", "model.heads=3: does not divide model.width=128"),
+        ("gemma4", "model.width=x", "model.width=x: must be a whole number"),
+        ("qwen3_8_flash", "model.width=-8", "model.width=-8: must be at least 1"),
+    ],
+)
+def test_errors_of_a_size_are_those_without_a_recipe(recipe: str, overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_run([f"recipe={recipe}", *overrides.split()])
+    assert str(error.value).startswith(said)
+    assert "recipe=" not in str(error.value)

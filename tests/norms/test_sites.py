@@ -269,6 +269,50 @@ def test_a_wrong_setting_of_a_config_file_is_an_error_of_one_line(settings: str,
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        ("recipe=axk2 model.depth=1", "norm.at.input_mlp.layers"),
+        ("recipe=muse_glimmer placement.embedding_norm=null", "norm.at.embedding.gain"),
+        ("recipe=gemma4 model.qk_norm=off", "model.qk_scale"),
+        ("recipe=zaya1 norm.at.k=rmsnorm model.qk_norm=off", "norm.at.qk"),
+        ("recipe=hy4 placement=mhc", "placement.variant"),
+        # The message is about the norm at a part of the site.
+        ("recipe=muse_glimmer norm.at.output_mlp.gain=false", "norm.at.output.unit_offset"),
+    ],
+)
+def test_an_error_about_a_setting_of_a_recipe_names_it(overrides: str, setting: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_run(overrides.split())
+    recipe = overrides.partition(" ")[0]
+    assert str(error.value).count(recipe) == 1
+    assert str(error.value).endswith(f" ({recipe} sets {setting})")
+
+
+def test_an_error_names_the_recipe_of_a_user(tmp_path: Path) -> None:
+    configs = write_config(tmp_path, "recipe/mine.yaml", "# @package _global_\nmodel: {value_residual: fixed}")
+    with pytest.raises(ConfigError, match=r"^model\.value_residual=fixed: .* \(recipe=mine sets model\.value_resid"):
+        compose_run(["recipe=mine", "model.depth=1"], configs)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "recipe=axk2 norm.at.input_attn.layers=9:",
+        "recipe=muse_glimmer norm.at.output={gain:false}",
+        "recipe=muse_glimmer norm.at.output.gain=false norm.at.output_attn.unit_offset=true",
+        "recipe=gemma4 model.qk_norm=off model.qk_scale=2",
+        "recipe=olmo3 norm.eps=-1",
+        "recipe=olmo3 norm={eps:-1}",
+        "recipe=olmo3 placement=pre model.heads=5",
+    ],
+)
+def test_an_error_about_a_setting_of_the_command_names_no_recipe(overrides: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_run(overrides.split())
+    assert "recipe=" not in str(error.value)
+
+
 def test_the_command_replaces_settings_of_a_recipe() -> None:
     at = compose_run(["recipe=muse_glimmer"]).norm.at
     changed = compose_run(["recipe=muse_glimmer", "norm.at.output.eps=1e-4", "norm.at.final.gain=false"]).norm.at

@@ -160,7 +160,7 @@ QWEN_HEADS = 2
 QWEN = {
     "layer_types": ["indexed_attention"] * DEPTH,
     "head_dim": WIDTH // QWEN_HEADS,
-    "hc_lowrank": 5 * WIDTH // 32,
+    "hc_lowrank": WIDTH // 8,
     "rope_parameters": ROTATION | {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 8,
@@ -269,8 +269,8 @@ RECIPES = [
     Architecture(
         name="Gemma 4",
         transformers_class="Gemma4ForCausalLM",
-        # Its scores are not divided by sqrt(K); the factor of the block on the stream is a buffer of 1.
-        overrides=f"{LLAMA} recipe=gemma4 model.qk_scale={HEAD_WIDTH**0.25} model.embed_scale={WIDTH**0.5}",
+        # The factor of the block on the stream is a buffer of 1.
+        overrides=f"{LLAMA} recipe=gemma4",
         config=GEMMA | FULL_ATTENTION | ROTATION_BY_LAYER | GEMMA_4,
         model_weights=TIED_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_QK | GEMMA_PERI,

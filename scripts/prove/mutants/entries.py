@@ -16,6 +16,7 @@ from mutants.code import TABLES, code_mutants
 from mutants.mutant import Checks, Mutant
 from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
+from normlab.catalogue import sites
 from normlab.catalogue.norms import base as norm_base
 from normlab.catalogue.norms.base import NORMS
 from normlab.catalogue.placements import algebra, table
@@ -23,6 +24,7 @@ from normlab.catalogue.placements import base as placement_base
 from normlab.catalogue.placements.algebra import EarlyBlocks, Row, SubLayer
 from normlab.catalogue.placements.base import PLACEMENTS
 from normlab.catalogue.placements.init_rules import INIT_RULES
+from normlab.config import norms
 from normlab.model.small import build_small, small_config
 from normlab.verify import selection
 from normlab.verify.check import Check
@@ -161,6 +163,17 @@ SHARED: dict[str, Checks] = {
 """Checks of files that several entries share."""
 
 
+NORMS_BY_SITE = (
+    "placed_norms",
+    "norm_at",
+    "_sites",
+    "_shape",
+    "check_norms",
+    "_check_options",
+    "_check_key",
+    "without_defaults",
+    "_have_norms",
+)
 NO_ENTRY = ("__init__", "base", "init_rules", "formula", "formula_functions")
 """Files without an entry of their own; the two of formulas compute the reference that modules are compared with."""
 
@@ -202,6 +215,8 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
         list(code_mutants("updates", updates)),
         partial(test_checks, "train/test_muon.py", "train/test_optim.py"),
     )
+    of_sites = [*code_mutants("norm.at", sites), *code_mutants("norm.at", norms, NORMS_BY_SITE)]
+    entries["norm.at"] = of_sites, partial(test_checks, "norms/test_sites.py")
     rules = importlib.import_module("normlab.catalogue.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))

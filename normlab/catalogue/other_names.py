@@ -25,6 +25,8 @@ OTHER_NAMES = {
     "convolutions, its experts, and the scale and shift of its embeddings)",
     "gatedresidual": "placement=gated_residual norm=rmsnorm_gemma",
     "hyv4": "placement=identity_hc placement.variant=hy4", "ihc": "placement=identity_hc",
+    "mhclite": "placement=mhc placement.mixing=permutations placement.start=0.01",
+    "kromhc": "placement=mhc placement.mixing=kronecker placement.start=0.01",
     "afmoe": _TRINITY, "trinity": _TRINITY,
     "qknorm": "model.qk_norm=head, or full for all heads together",
     "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",

@@ -1,5 +1,6 @@
 """FLOPs per token against torch's own counter, for shapes of models and for every norm and placement."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
@@ -79,6 +80,13 @@ def test_flops_of_norms_and_placements(norm, placement, qk_norm):
     except ConfigError as error:
         pytest.skip(str(error))
     assert flops_per_token(config, 11) == counted(config, 11), "declare its products in `NormConfig.matmul_flops`"
+
+
+@pytest.mark.parametrize("mixing", ["permutations", "kronecker"])
+def test_flops_of_mixing_streams(mixing):
+    placement = dataclasses.replace(placements.load_all()["mhc"], mixing=mixing)
+    config = small_config(norms.load_all()["rmsnorm"](), placement, depth=2)
+    assert flops_per_token(config, 11) == counted(config, 11), "declare its products in `Mixing.matmul_weights`"
 
 
 def test_flops_follow_the_formula_of_palm():

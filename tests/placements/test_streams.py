@@ -1,15 +1,18 @@
 """Placements of several streams against public code, with the same sub-layers, norms and weights."""
 
 import importlib.util
+import math
 import runpy
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import hyper_connections
 import pytest
 import torch
+from sympy.combinatorics import Permutation  # torch requires sympy
+from sympy.matrices.expressions.permutation import PermutationMatrix
 from torch import Tensor, nn
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
@@ -18,11 +21,13 @@ from transformers.models.hy_v4.modeling_hy_v4 import HYV4Model
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextModel
 
+from normlab.base.errors import ConfigError
 from normlab.catalogue.norms.rmsnorm import RMSNormConfig
 from normlab.catalogue.placements.attn_res import AttnRes
 from normlab.catalogue.placements.gated_residual import GatedResidual
 from normlab.catalogue.placements.hyper import HyperConnections
 from normlab.catalogue.placements.mhc import IdentityHC, ManifoldHC
+from normlab.catalogue.placements.mixing import MIXINGS
 from normlab.config.compose import compose_run
 from normlab.model.gpt import GPT, Block
 from normlab.model.small import build_small, small_config, tokens
@@ -77,6 +82,56 @@ class Connection580(DeepseekV4HyperConnection):
         for axis in (-1, -2) * self.hc_sinkhorn_iters:
             comb = comb / (comb.sum(axis, keepdim=True) + EPS)
         return post, comb.mT, torch.einsum("btn,btnd->btd", pre, hidden_streams)
+
+
+def permutation_matrices(streams: int) -> Tensor:
+    """Return all permutation matrices in lexicographic order, as sympy makes them, (P, n, n)."""
+    matrices: list[Tensor] = []
+    for rank in range(math.factorial(streams)):
+        matrix = PermutationMatrix(Permutation.unrank_lex(streams, rank)).as_explicit()
+        matrices.append(torch.tensor(matrix.tolist(), dtype=torch.float64))
+    return torch.stack(matrices)
+
+
+def permuted(numbers_BTP: Tensor, streams: int = 4) -> Tensor:
+    """Return c of mHC-lite, (B, T, n, n): a convex combination of permutation matrices."""
+    return torch.einsum("btp,pij->btij", numbers_BTP.softmax(-1), permutation_matrices(streams))
+
+
+def kronecker(numbers_BTm: Tensor) -> Tensor:
+    """Return c of KromHC, (B, T, n, n): torch's Kronecker product of convex combinations of both 2 x 2 permutations."""
+    kept, swapped = permutation_matrices(2)
+
+    def of_token(numbers_m: Tensor) -> Tensor:
+        product = torch.ones(1, 1, dtype=torch.float64)
+        for pair in numbers_m.split(2):
+            p, q = pair.softmax(0)
+            product = torch.kron(product, p * kept + q * swapped)
+        return product
+
+    return torch.vmap(torch.vmap(of_token))(numbers_BTm)
+
+
+class OtherComb(DeepseekV4HyperConnection):
+    """DeepSeek-V4's connection with another comb, made from the numbers behind those of pre and post."""
+
+    comb_of: Callable[[Tensor], Tensor]
+
+    def forward(self, hidden_streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        numbers = nn.functional.linear(self.input_norm(hidden_streams.flatten(2)), self.fn)
+        (pre, post, comb), n = numbers.tensor_split((self.hc_mult, 2 * self.hc_mult), -1), self.hc_mult
+        pre = torch.sigmoid(pre * self.scale[0] + self.base[:n]) + EPS
+        post = 2 * torch.sigmoid(post * self.scale[1] + self.base[n : 2 * n])
+        comb = type(self).comb_of(comb * self.scale[2] + self.base[2 * n :])
+        return post, comb, torch.einsum("btn,btnd->btd", pre, hidden_streams)
+
+
+class PermutedComb(OtherComb):
+    comb_of = staticmethod(permuted)
+
+
+class KroneckerComb(OtherComb):
+    comb_of = staticmethod(kronecker)
 
 
 def deepseek_v4(
@@ -261,6 +316,87 @@ def test_mhc_equals_deepseek_v4(
     check_equal(model, deepseek_v4(model, iterations, kind))
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(("mixing", "kind"), [("permutations", PermutedComb), ("kronecker", KroneckerComb)])
+def test_mhc_with_another_mixing_equals_deepseek_v4_with_another_comb(
+    mixing: str, kind: type[OtherComb], depth: int
+) -> None:
+    model = build_small(small_config(NORM, ManifoldHC(mixing=mixing), depth=depth)).gpt
+    check_equal(model, deepseek_v4(model, 1, kind))
+
+
+MIXED = [
+    *(("permutations", streams) for streams in (2, 3, 5, 6)),
+    *(("kronecker", streams) for streams in (2, 8, 64)),
+]
+
+
+@pytest.mark.parametrize(("mixing", "streams"), MIXED)
+def test_rows_and_columns_of_another_mixing_sum_to_1(mixing: str, streams: int) -> None:
+    count = MIXINGS[mixing].count_numbers(streams)
+    numbers_BTm = 3 * torch.randn(2, 3, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    make_c = MIXINGS[mixing].function(streams)
+    c_BTnn = (make_c.double() if isinstance(make_c, nn.Module) else make_c)(numbers_BTm)
+    assert c_BTnn.shape == (2, 3, streams, streams)
+    assert bool((c_BTnn > 0).all())
+    for axis in (-1, -2):
+        torch.testing.assert_close(c_BTnn.sum(axis), torch.ones(2, 3, streams, dtype=torch.float64))
+    expected = permuted(numbers_BTm, streams) if mixing == "permutations" else kronecker(numbers_BTm)
+    torch.testing.assert_close(c_BTnn, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "streams"), [("permutations", 3), ("permutations", 4), ("kronecker", 4), ("kronecker", 8)]
+)
+def test_another_mixing_starts_near_the_identity(mixing: str, streams: int) -> None:
+    """As the authors' code, where the matrix is 0 and the numbers of c are 0 and -8."""
+    placement = ManifoldHC(mixing=mixing, streams=streams)
+    wiring: Any = build_small(small_config(NORM, placement, depth=1), filled=False).gpt.blocks[0].wiring
+    small = torch.tensor(math.exp(-8), dtype=torch.float64)
+    if mixing == "permutations":
+        # As many permutations keep a stream at its place as move it to another one; the identity keeps it.
+        each = math.factorial(streams - 1) * small
+        expected = each.expand(streams, streams).clone().fill_diagonal_(each - small + 1)
+        expected = expected / (1 + (math.factorial(streams) - 1) * small)
+    else:
+        kept = torch.eye(2, dtype=torch.float64)
+        factor = (kept + small * kept.flip(0)) / (1 + small)
+        expected = reduce(torch.kron, [factor] * int(math.log2(streams)))
+    for part in (wiring.attn, wiring.mlp):
+        c = part.mixing_function(part.base[2 * streams :])
+        torch.testing.assert_close(c, expected, rtol=1e-10, atol=0)
+
+
+def test_two_streams_have_one_such_mixing() -> None:
+    """The permutations of two streams are both factors of a Kronecker product."""
+    models = [build_small(small_config(NORM, ManifoldHC(mixing=mixing, streams=2), depth=3)).gpt for mixing in MIXINGS]
+    one, other = (results(model, dict(model.named_parameters())) for model in models)
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("mixing=permutations streams=7", "placement.streams=7: .* needs 7! numbers of each token; choose at most 6"),
+        ("mixing=kronecker streams=6", "placement.streams=6: is no power of 2, .*; choose 2, 4, 8, 16, 32 or 64$"),
+        ("mixing=kronecker iterations=3", "placement.iterations=3: has no effect with placement.mixing=kronecker"),
+        ("mixing=permutations variant=megatron", "placement.variant=megatron: .* set placement.mixing=sinkhorn$"),
+    ],
+)
+def test_options_that_another_mixing_does_not_have(options: str, error: str) -> None:
+    overrides = [f"placement.{option}" for option in options.split()]
+    with pytest.raises(ConfigError, match=f"^{error}"):
+        compose_run(["placement=mhc", *overrides])
+
+
+@pytest.mark.parametrize(
+    "options", ["streams=7", "mixing=permutations streams=6", "mixing=kronecker streams=64 iterations=20"]
+)
+def test_options_that_fit_a_mixing(options: str) -> None:
+    compose_run(["placement=mhc", *(f"placement.{option}" for option in options.split())])
+
+
 @pytest.mark.parametrize("depth", [2, 9])
 @pytest.mark.parametrize("streams", [1, 4])
 def test_identity_hc_equals_hy4(streams: int, depth: int) -> None:
@@ -297,12 +433,17 @@ def test_the_default_rank_is_that_of_the_class_at_its_width() -> None:
     assert placement.rank_at(4) == 1
 
 
-def test_ids_of_runs_without_the_later_variant_stay() -> None:
+def test_ids_of_runs_without_the_later_options_stay() -> None:
     ends = {"embedding_norm": None, "final_norm": None}
     identity = compose_run(["placement=identity_hc"]).identity()["placement"]
     assert identity == {"name": "identity_hc", "streams": 4, "start": 1.0, **ends}
     identity = compose_run(["placement=identity_hc", "placement.variant=hy4"]).identity()["placement"]
     assert identity == {"name": "identity_hc", "streams": 4, "start": 0.01, "variant": "hy4", **ends}
+    identity = compose_run(["placement=mhc"]).identity()["placement"]
+    default = {"name": "mhc", "streams": 4, "start": 1.0, "iterations": 20, "variant": "deepseek_v4", **ends}
+    assert identity == default
+    identity = compose_run(["placement=mhc", "placement.mixing=kronecker"]).identity()["placement"]
+    assert identity == {**default, "mixing": "kronecker"}
 
 
 def test_a_rank_that_repeats_the_default_keeps_the_id() -> None:

@@ -71,6 +71,15 @@ OF_STREAMS = (
         "u_i K_ij v_j, whose rows and columns nearly sum to 1 after k iterations; K: the softmax of each row plus "
         "1e-6, or with of_sigmoid=True the sigmoid plus 1e-6",
     ),
+    Function(
+        "permutations(t, n)",
+        "sum over k of softmax(t)_k P_k, P_k the permutation matrices of n streams in lexicographic order: row i has "
+        "its 1 in the column to which the permutation maps i",
+    ),
+    Function(
+        "kronecker(t)",
+        "the Kronecker product of [[p, 1 - p], [1 - p, p]], p = sigmoid(t_1 - t_2), over each two neighbouring numbers",
+    ),
 )
 OF_STATES = (
     Function("states(x)", "no states", label="no states"),

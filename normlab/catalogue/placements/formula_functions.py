@@ -28,6 +28,44 @@ def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> T
     return u * kernel * v
 
 
+def _permutations(scores: Tensor, n: int) -> Tensor:
+    """Return the sum of all n x n permutation matrices, in lexicographic order, weighted by the softmax of scores."""
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return _sum_of_permutations(weights / weights.sum(-1, keepdim=True), n)
+
+
+def _sum_of_permutations(weights: Tensor, n: int) -> Tensor:
+    """Return the weighted sum by induction, while `mixing.PermutationSum` has a table of all matrices."""
+    if n == 1:
+        return weights[..., None]
+    # Neighbours in lexicographic order map row 0 to one column, and the other rows to the columns besides it.
+    by_column = weights.unflatten(-1, (n, -1))
+    other_rows = torch.zeros(())
+    for column in range(n):
+        below = _sum_of_permutations(by_column[..., column, :], n - 1)
+        left, right = below[..., :column], below[..., column:]
+        other_rows = other_rows + torch.cat([left, torch.zeros_like(below[..., :1]), right], -1)
+    return torch.cat([by_column.sum(-1)[..., None, :], other_rows], -2)
+
+
+def _kronecker(scores: Tensor) -> Tensor:
+    """Return the Kronecker product entry by entry, while `mixing.kronecker_product` multiplies matrices."""
+    kept = 1 / (1 + torch.exp(scores[..., 1::2] - scores[..., ::2]))
+    factors = kept.shape[-1]
+    rows: list[Tensor] = []
+    for i in range(2**factors):
+        row: list[Tensor] = []
+        for j in range(2**factors):
+            entry = torch.ones_like(kept[..., 0])
+            for factor in range(factors):
+                # The first factor decides about the two halves of the streams, which the highest bit tells apart.
+                is_swapped = (i ^ j) >> (factors - 1 - factor) & 1
+                entry = entry * (1 - kept[..., factor] if is_swapped else kept[..., factor])
+            row.append(entry)
+        rows.append(torch.stack(row, -1))
+    return torch.stack(rows, -2)
+
+
 def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
     """Return the average of some states, weighted by exp(query . state / root mean square)."""
     sizes_MBT1 = (states_MBTD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -56,6 +94,8 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "rms": lambda t, eps=1e-6: t / (t.square().mean(-1, keepdim=True) + eps).sqrt(),
     "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
     "sinkhorn": _sinkhorn,
+    "permutations": _permutations,
+    "kronecker": _kronecker,
     "states": lambda x: (),
     "store": lambda s, x: (*s, x),
     "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),

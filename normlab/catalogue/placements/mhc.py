@@ -4,19 +4,25 @@ Shapes: B batch, T time, n streams, D width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from normlab.base.errors import ConfigError, no_effect
 from normlab.base.options import option
+from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.parameters import parameter
 from normlab.catalogue.placements.base import MakeNorm, register_placement
+from normlab.catalogue.placements.mixing import MIXINGS, Mixing
 from normlab.catalogue.placements.sinkhorn import sinkhorn
 from normlab.catalogue.placements.streams import EPS, MixedStreams, Streams, in_full_precision, read, rms_normed
 from normlab.catalogue.placements.wiring import Sequential
+
+ITERATIONS = 20
+"""The default number of Sinkhorn's iterations."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,6 +71,11 @@ class IdentityHC(Streams):
     def initial_base(self) -> float:
         """The initial value of what is added to the numbers for a: sigmoid(-ln(n - 1)) = 1 / n."""
         return -math.log(max(self.streams - 1, 1)) if self.variant == "hy4" else 0.0
+
+    @property
+    def initial_bases(self) -> list[float]:
+        """The initial values of what is added to the numbers of a token, as in `parts`."""
+        return [self.initial_base] * self.streams + [0.0] * self.streams
 
     @property
     def rms_eps(self) -> float:
@@ -126,6 +137,10 @@ class IdentityHC(Streams):
         """Return c, (B, T, n, n), from the numbers that are computed for it; None for the identity."""
         return None
 
+    def mixing_function(self) -> Callable[..., Tensor | None]:
+        """Return the function or the module that makes c."""
+        return self.mixing_matrix
+
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         attn, mlp = [ComputedWeights(self, sub_layer, width, make_norm) for sub_layer in ("attn", "mlp")]
         return Sequential(attn, mlp)
@@ -140,29 +155,71 @@ class ManifoldHC(IdentityHC):
 
     c is made by Sinkhorn's iterations from n^2 more numbers of the same matrix, so that mixing nearly keeps the sum of
     the streams. The matrix is drawn by the init rule: the wider the model, the more the entries of c differ at first.
+
+    With `mixing` c is made in another way, in which its rows and columns sum to 1 exactly, and starts near the
+    identity: 0 is added to the numbers of the identity, and -8 to those of the other permutations.
     """
 
     title: ClassVar[str] = "mHC"
     init_source: ClassVar[str] = "DeepSeek-V4 of transformers: N(0, 0.02) for every matrix"
-    source: ClassVar[str] = "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23"
-    note: ClassVar[str] = "placement.variant names what other code computes; Megatron-LM also has placement.start=0.01"
+    source: ClassVar[str] = (
+        "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23; mixing=permutations: Yang & Gao "
+        "2026, arXiv:2601.05732 (mHC-lite), FFTYYY/mhc-lite at ea19775; mixing=kronecker: Zhou et al. 2026, "
+        "arXiv:2601.21579 (KromHC), wz1119/KromHC at 7b15834"
+    )
+    note: ClassVar[str] = (
+        "placement.variant names what other code computes; Megatron-LM, mHC-lite and KromHC also have "
+        "placement.start=0.01"
+    )
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Megatron-LM multiplies by c, not by its transpose, on its branch main (d98e8a6), and did so on dev before its "
         "pull request 4624: variant=untransposed.",
         "transformers 5.8.0, and no later version, has other b and c and multiplies by c: variant=transformers_5_8_0.",
         "In narrow models c starts near 1 / n, not at the identity, so that every sub-layer averages the streams: with "
         "init=gpt2 its entries are 0.1 to 0.4 at width 32. In wide ones they vary more: 0.002 to 0.9 at width 768.",
+        "placement.mixing changes only c. In the authors' code of mHC-lite and KromHC the matrix also starts at 0, and "
+        "a and b are larger for one stream at first; the root mean square has a gain, and the head reads the sum of "
+        "the streams. MaxText's mHC-lite adds 0 to all numbers at first, so that c starts near 1 / n.",
     )
 
     name: str = "mhc"
     streams: int = option(4, "Number n of streams.", at_least=2, at_most=64)
-    iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
+    iterations: int = option(ITERATIONS, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed", "transformers_5_8_0"),
         help="What is called mHC. deepseek_v4: in transformers; megatron: Megatron-LM's branch dev at 023f5cf, which "
         "adds eps to the root mean square of the streams; untransposed: its branch main at d98e8a6, where stream i "
         "receives sum_j c_ij x_j; transformers_5_8_0: so too, and c starts from sigmoids, and b is a sigmoid.",
     )  # fmt: skip
+    mixing: str = option(
+        "sinkhorn", choices=("sinkhorn", *MIXINGS), is_later=True,
+        help="How c is made. sinkhorn: from n^2 numbers of a token, by iterations; permutations: a sum of the n! "
+        "permutation matrices, weighted by a softmax (mHC-lite); kronecker: a Kronecker product of log2(n) matrices "
+        "[[p, 1 - p], [1 - p, p]], each p of a softmax of two numbers (KromHC).",
+    )  # fmt: skip
+
+    @property
+    def other_mixing(self) -> Mixing | None:
+        """The way to make c, or None for Sinkhorn's iterations."""
+        return MIXINGS.get(self.mixing)
+
+    def validate(self) -> None:
+        """As the base class; also reject a number of streams, or a variant, that the mixing does not have."""
+        super(ManifoldHC, self).validate()
+        if self.other_mixing is None:
+            return
+        self.other_mixing.check_streams(self.streams)
+        if self.variant != "deepseek_v4":
+            raise ConfigError(
+                f"placement.variant={self.variant}: names code in which c is made by Sinkhorn's iterations; leave it "
+                "out, or set placement.mixing=sinkhorn"
+            )
+
+    def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
+        """As the base class; also reject a number of iterations where there are none."""
+        super(ManifoldHC, self).reject_unused_options(norm, depth)
+        if self.other_mixing is not None and self.iterations != ITERATIONS:
+            raise no_effect(f"placement.iterations={self.iterations}", f"placement.mixing={self.mixing}")
 
     @property
     def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,14 +229,32 @@ class ManifoldHC(IdentityHC):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        return self.streams, self.streams, self.streams**2
+        mixing = self.other_mixing
+        of_c = self.streams**2 if mixing is None else mixing.count_numbers(self.streams)
+        return self.streams, self.streams, of_c
+
+    @property
+    def initial_bases(self) -> list[float]:
+        of_a_and_b, mixing = super(ManifoldHC, self).initial_bases, self.other_mixing
+        return of_a_and_b + ([0.0] * self.parts[2] if mixing is None else mixing.initial_numbers(self.streams))
+
+    @property
+    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        values = dict(super(ManifoldHC, self).initial_values)
+        if self.other_mixing is not None:
+            base = f"[0] * {2 * self.streams} + {self.other_mixing.initial_values(self.streams)}"
+            values |= {"wiring.attn.base": base, "wiring.mlp.base": base}
+        return values
 
     @property
     def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         formula = super(ManifoldHC, self).weights_formula
         if self.variant == "megatron":
             formula = formula.replace("rms(", "rms_eps_outside(")
-        scores = "(scale[2] * w[..., 2 * streams:] + base[2 * streams:]).unflatten(-1, (streams, streams))"
+        numbers = "scale[2] * w[..., 2 * streams:] + base[2 * streams:]"
+        if self.other_mixing is not None:
+            return f"{formula}; c = {self.other_mixing.formula(numbers)}"
+        scores = f"({numbers}).unflatten(-1, (streams, streams))"
         if self.variant != "transformers_5_8_0":
             return f"{formula}; c = sinkhorn({scores}, iterations)"
         formula = formula.replace("b = 2 * ", "b = 1e-6 + ")
@@ -200,11 +275,19 @@ class ManifoldHC(IdentityHC):
         # `formula` says so too, so that `verify` compares two statements.
         return matrix_BTnn if self.variant in ("deepseek_v4", "megatron") else matrix_BTnn.mT
 
+    def mixing_function(self) -> Callable[..., Tensor | None]:
+        return self.mixing_matrix if self.other_mixing is None else self.other_mixing.function(self.streams)
+
     def matmul_weights(self, depth: int, width: int) -> int:
-        return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width
+        of_mixing = self.streams**2 * width
+        if self.other_mixing is not None:
+            of_mixing += self.other_mixing.matmul_weights(self.streams)
+        return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * of_mixing
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        return super(ManifoldHC, self).kept_numbers(depth, width) + 4 * self.iterations * self.streams**2
+        # The numbers of c and their softmax in both sub-layers, or two matrices in each of Sinkhorn's iterations.
+        times = self.iterations if self.other_mixing is None else 1
+        return super(ManifoldHC, self).kept_numbers(depth, width) + 4 * times * self.parts[2]
 
 
 class ComputedWeights(MixedStreams):
@@ -215,11 +298,10 @@ class ComputedWeights(MixedStreams):
     def __init__(self, placement: IdentityHC, sub_layer: str, width: int, make_norm: MakeNorm):
         super().__init__(sub_layer, width, make_norm)
         self.parts = placement.parts
-        self.normed, self.writing, self.mixing_matrix = placement.normed, placement.writing, placement.mixing_matrix
+        self.normed, self.writing = placement.normed, placement.writing
+        self.mixing_function = placement.mixing_function()
         self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
-        of_a, *others = self.parts
-        base = torch.cat([torch.full((of_a,), placement.initial_base), torch.zeros(sum(others))])
-        self.base = parameter(base, role="scalar")
+        self.base = parameter(torch.tensor(placement.initial_bases), role="scalar")
         self.scale = parameter(torch.full((len(self.parts),), placement.initial_scale), role="scalar")
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +311,7 @@ class ComputedWeights(MixedStreams):
         a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)
         # a has an eps in all variants, b in some (`writing`).
         a_BTn1 = (torch.sigmoid(a) + EPS)[..., None]
-        c_BTnn = self.mixing_matrix(*c)
+        c_BTnn = self.mixing_function(*c)
         # One product reads the input of the sub-layer and mixes the streams.
         reading = a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1)
         return reading, self.writing(b)

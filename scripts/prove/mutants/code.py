@@ -58,7 +58,7 @@ IDEMPOTENT = ("tuple", "set", "frozenset", "float", "odd", "unit", "parameter")
 """Functions with no effect when applied twice."""
 COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
-EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
+EXCLUDED = ("validate", "check_width", "check_norm", "check_streams", "reject_unused_options", "without_defaults",
               "register_row", "factors", "early",
               "formula", "weights_formula", "initial_values", "has_free_branches", "has_standard_matrices",
               "is_plain_sum", "all_sub_layers", "_without_norms", "layers",

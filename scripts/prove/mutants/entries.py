@@ -145,9 +145,10 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "gated_residual": (f"{STREAM_TESTS}::test_the_default_rank_is_that_of_the_class_at_its_width",),
     "identity_hc/mhc": (
         f"{STREAM_TESTS}::test_identity_hc_starts_as_hy4",
-        f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_variant_stay",
+        f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_options_stay",
     ),
     "sinkhorn": ("placements/test_sinkhorn.py",),
+    "mixing": (f"{STREAM_TESTS}::test_another_mixing_starts_near_the_identity",),
     "formula_rewriting": ("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum",),
 }
 """Tests of what no check of `verify` compares: roundings, defaults of other code, second derivatives, unusual sums."""
@@ -157,6 +158,7 @@ SHARED: dict[str, Checks] = {
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
     "sinkhorn": partial(placement_checks, "mhc"),
+    "mixing": partial(placement_checks, "mhc"),
     "algebra": partial(algebra_checks, *ROWS_WITH_OPTIONS),
     "formula_rewriting": partial(algebra_checks, *ROWS_WITH_OPTIONS),
 }

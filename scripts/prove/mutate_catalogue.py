@@ -16,7 +16,7 @@ A mutant is an entry with one mistake of a kind that public code has made:
 - in a built module: a buffer of zeros, as after a round trip through the meta device.
 
 Names, declarations of an entry and references are not mutated. Each mutant runs in a process of its own. A failed
-check, an exception, a timeout of a minute and a process that dies count as detection.
+check, an exception, a minute of computing and a process that dies count as detection.
 
 The script prints survivors. A survivor is an error unless `mutants/equivalent.py` gives a reason why it computes the
 same. A reason is also an error if its mutant does not exist or is detected.

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import resource
+import signal
 import time
 from multiprocessing.connection import wait
 from typing import Any
@@ -12,9 +14,11 @@ from mutants.equivalent import EQUIVALENT
 from mutants.mutant import UNCHANGED, Checks, Mutant
 
 TIMEOUT_S = 60
-"""The time limit of a mutant's checks."""
+"""The time limit of a mutant's checks, in seconds of its process on a core: a busy machine detects nothing."""
+WAIT_S = 20 * TIMEOUT_S
+"""The time limit of a process that may wait for something, by the clock."""
 NO_ANSWER, DIED = "no answer", "its process ended"
-"""Detection texts of a mutant whose process exceeds the time limit (`NO_ANSWER` and the limit) or dies."""
+"""Detection texts of a mutant whose process exceeds a time limit (`NO_ANSWER` and the limit) or dies."""
 ERRORS = {
     "survivors": "SURVIVES",
     "stale": "UNUSED REASON in mutants/equivalent.py:",
@@ -49,17 +53,19 @@ def judge(cases: list[tuple[Mutant, Checks]], workers: int = 2) -> list[str]:
             process = context.Process(target=_detect_in_child, args=(sender, mutant, checks))
             process.start()
             sender.close()
-            running[receiver] = number, process, time.monotonic() + TIMEOUT_S
+            running[receiver] = number, process, time.monotonic() + WAIT_S
         ready = wait(list(running), timeout=1)
         for pipe, (number, process, deadline) in list(running.items()):
             if pipe in ready:
                 try:
                     detections[number] = pipe.recv()
                 except EOFError:
-                    detections[number] = DIED
+                    process.join()
+                    has_no_time = process.exitcode == -signal.SIGXCPU
+                    detections[number] = f"{NO_ANSWER} in {TIMEOUT_S} s" if has_no_time else DIED
             elif time.monotonic() > deadline:
                 process.kill()
-                detections[number] = f"{NO_ANSWER} in {TIMEOUT_S} s"
+                detections[number] = f"{NO_ANSWER} in {WAIT_S} s"
             else:
                 continue
             process.join()
@@ -69,6 +75,7 @@ def judge(cases: list[tuple[Mutant, Checks]], workers: int = 2) -> list[str]:
 
 
 def _detect_in_child(pipe: Any, mutant: Mutant, checks: Checks) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT_S, TIMEOUT_S + 1))
     with open(os.devnull, "w") as devnull:
         os.dup2(devnull.fileno(), 2)
         torch.set_num_threads(1)

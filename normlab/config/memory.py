@@ -3,20 +3,23 @@
 Three moments may be the peak: the end of the forward pass, the start of the backward pass, and the update. The tests
 hold the bound against the live tensors of real steps: the peak is at least the bound, and at most `PEAK_FACTOR` times.
 
-Not counted: biases and norms, statistics except for their copy of the weights, workspaces of kernels, fragmentation,
-the memory that a CUDA graph keeps between its steps, the copy of the state for checkpoints, the corpus and the process
-itself.
+Not counted: biases and norms, statistics except for their copies of weights and of observed tensors, workspaces of
+kernels, fragmentation, the memory that a CUDA graph keeps between its steps, the copy of the state for checkpoints, the
+corpus and the process itself.
 
 Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads, M width of the MLP, V vocabulary.
 """
 
+import math
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from normlab.base.errors import ConfigError
-from normlab.catalogue.placements.base import projects
-from normlab.catalogue.statistics.registry import NEEDS_PARAMETER_COPY
+from normlab.catalogue.sites import parts_of
+from normlab.catalogue.statistics.registry import NEEDS_PARAMETER_COPY, STATISTICS
 from normlab.catalogue.statistics.statistic import CORE
+from normlab.config.norms import PlacedNorm
 from normlab.config.schema import RunConfig
 from normlab.system import cgroup
 
@@ -27,8 +30,16 @@ PEAK_FACTOR = 2
 LARGE_LOGITS = 2**26
 """Values of one run's logits in a micro-batch above which they are computed in chunks, and values of one chunk of all
 runs: 256 MiB in float32. Smaller logits are computed at once."""
+STACK_BYTES = {"cpu": 2**21, "cuda": 5 * 2**25}
+"""Most bytes of observed tensors that are stacked for their statistics, by device. It limits the memory of the stack,
+and that of the tensors that autograd does not keep; on a device, the work on larger tensors takes longer than its
+start."""
 MOST_CHUNKS = 16
 """Most chunks of a micro-batch, because a compiled head repeats the code for each. Chunks are larger then."""
+INSIDE = (*parts_of("qk"), "v", *parts_of("inner"))
+"""Sites inside sub-layers."""
+BRANCH_SITES = (*INSIDE, *parts_of("output"))
+"""Sites whose norms have inputs in the dtype of autocast."""
 ALIGNMENT = 8
 """Each tensor of stacked runs is padded to a multiple of this many numbers: kernels read 16 bytes at once, 8 numbers in
 bfloat16."""
@@ -69,16 +80,19 @@ def estimate(
     multiple = ALIGNMENT if runs > 1 else 1
     weights = 4 * runs * num_weights(config, vocab_size, multiple)
     embeddings = 4 * runs * num_embeddings(config, vocab_size, multiple)
-    layer = _saved_by_layer(config, sequences, size, compiled=compiled)
+    # The kernels of a GPU compute again what a single run's gain multiplies; those of a pack do not take the gains.
+    keeps_normalised = runs > 1 or device == "cpu"
+    blocks = _saved_by_blocks(config, tokens, size, compiled=compiled, keeps_normalised=keeps_normalised)
     if (runs > 1 and device == "cpu" and not compiled) or model.attn_softcap is not None:
-        layer += sequences * model.heads * model.context**2 * size
-    saved = runs * (model.depth * layer + 8 * sequences * (model.context + 1))
+        blocks += model.depth * sequences * model.heads * model.context**2 * size
+    saved = runs * (blocks + 8 * sequences * (model.context + 1))
     if size == 2 and not compiled:
         # The copies of the weights in autocast's dtype live as long.
         saved += weights // 2
     moments = config.optim.of_group("matrices").kept * (weights - embeddings)
     moments += config.optim.of_group("embed").kept * embeddings
-    batch = saved + _logits(config, runs, tokens, vocab_size, compiled=compiled)
+    stacked = _stacked(config, runs * tokens, runs * blocks, STACK_BYTES[device])
+    batch = saved + max(stacked, _logits(config, runs, tokens, vocab_size, compiled=compiled))
     if config.micro_batches > 1:
         # The sums of the gradients of all micro-batches live beside those of one.
         batch += weights
@@ -94,31 +108,87 @@ def estimate(
     return MemoryEstimate(state, batch, max(state, weights + moments + batch))
 
 
-def _saved_by_layer(config: RunConfig, sequences: int, size: int, *, compiled: bool) -> int:
-    """Return the bytes of a run that a block saves for the backward pass, but for the attention weights.
+def _saved_by_blocks(config: RunConfig, tokens: int, size: int, *, compiled: bool, keeps_normalised: bool) -> int:
+    """Return the bytes of a run that its blocks save for the backward pass, but for the attention weights.
 
-    They are the input of the sub-layers, q, k, v and the attention output, 5 D; one value more for each norm or
-    normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.
+    In each block they are the inputs of both sub-layers, q, k, v and the attention output; the MLP before and after its
+    nonlinearity, for swiglu also gate and product; the input of each norm, and what its gain multiplies; and what the
+    wiring keeps.
 
     Args:
+        tokens: Tokens of a micro-batch.
         size: Bytes of a number of autocast.
         compiled: As in `estimate`.
+        keeps_normalised: Whether a norm with a gain keeps what the gain multiplies, as the kernels of some do not.
     """
     model, placement = config.model, config.placement
     assert model.mlp_width is not None  # resolved
-    has_norms = projects(placement) or any(not placed.norm.is_identity for placed in config.placed_norms)
-    numbers = 5 * model.width
-    if has_norms and not compiled:
-        numbers += 2 * model.width
     products = 2 if model.mlp == "swiglu" else 1
     # Compiled code may compute the nonlinearity again in the backward pass, and this is a lower bound.
     stages = 1 if compiled else 2
-    numbers += products * stages * model.mlp_width
-    tokens = sequences * model.context
-    saved = tokens * size * numbers
-    if not compiled:
-        saved += tokens * 4 * placement.kept_numbers(model.depth, model.width)
-    return saved
+    inputs = 1 if compiled or placement.is_parallel else 2
+    saved = tokens * size * model.depth * ((4 + inputs) * model.width + products * stages * model.mlp_width)
+    if compiled:
+        return saved
+    # In float32, in which norms compute and the stream is in every precision.
+    kept = model.depth * placement.kept_numbers(model.depth, model.width)
+    of_sub_layers = 0
+    for placed, numbers in _norms_in_blocks(config):
+        if placed.site in parts_of("input"):
+            of_sub_layers += 1
+        if placed.site in BRANCH_SITES and getattr(placed.norm, "compute", "fp32") == "input":
+            saved += tokens * size * numbers
+        elif not (placement.is_parallel and placed.site == "input_mlp"):  # its input is that of `input_attn`
+            kept += numbers
+        if keeps_normalised and placed.norm.keeps_normalised:
+            # Options may round it to the dtype of the input.
+            saved += tokens * (size if placed.site in BRANCH_SITES else 4) * numbers
+    # What keeps the input of a sub-layer is its norm, or without autocast, which copies it, the sub-layer itself.
+    readers = 2 * model.depth if size == 4 else of_sub_layers
+    kept += readers * placement.kept_with_input(model.width)
+    return saved + tokens * 4 * kept
+
+
+def _norms_in_blocks(config: RunConfig) -> Iterator[tuple[PlacedNorm, int]]:
+    """Yield each norm of the blocks that is one, with the numbers of a token that it normalises."""
+    for placed in config.placed_norms:
+        if placed.layer is None or placed.norm.is_identity:
+            continue
+        numbers = math.prod(placed.shape)
+        if placed.site == "streams":
+            numbers *= config.placement.streams_in_tensors[0]
+        yield placed, numbers
+
+
+def _stacked(config: RunConfig, tokens: int, saved: int, most: int) -> int:
+    """Return the bytes by which a measured step exceeds the `saved` bytes of its blocks, for its statistics.
+
+    The observed tensors of as many blocks as fit into `most` bytes are copied into stacks, in float32: the stream that
+    enters a block, what each sub-layer adds to it, the output of each norm, each of several streams and their sum.
+    A kurtosis needs a copy of the streams; the cosines of several streams and their sum need one of the sum beside each
+    stream, and the products.
+
+    Args:
+        tokens: Tokens of a micro-batch of all runs.
+    """
+    model, in_tensors = config.model, config.placement.streams_in_tensors
+    observed = {STATISTICS[name].of for name in config.stats.names(CORE)}
+    vectors = in_tensors[0] * len(observed & {"resid", "attn", "mlp"})
+    streams = sum(in_tensors)
+    if "streams" in observed and streams > 1:
+        vectors += 3 * streams + 1
+    elif "resid" in observed:
+        vectors += in_tensors[0]
+    block = 4 * tokens * vectors * model.width
+    if "norm" in observed:
+        for placed, numbers in _norms_in_blocks(config):
+            # No other observed tensor is the input of a norm inside a sub-layer.
+            vectors = 2 if placed.site in INSIDE else 1
+            block += 4 * tokens * vectors * numbers // model.depth
+    blocks = min(model.depth, most // max(block, 1))
+    # The blocks behind the last full stack are not saved yet when its statistics are computed.
+    remaining = model.depth % blocks if blocks else 0
+    return max(blocks * block - saved * remaining // model.depth, 0)
 
 
 def _logits(config: RunConfig, runs: int, tokens: int, vocab_size: int, *, compiled: bool) -> int:

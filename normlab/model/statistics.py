@@ -17,12 +17,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from normlab.catalogue.statistics.profiles import StatisticColumn
 from normlab.catalogue.statistics.statistic import OF
+from normlab.config.memory import STACK_BYTES
 from normlab.model.instrument import Observation, StatisticsSelection
 from normlab.model.views import AttentionView, View
-
-STACK_BYTES = {"cpu": 2**21, "cuda": 5 * 2**25}
-"""Most bytes of observed tensors that are stacked. It limits the memory of the stack, and that of the tensors that
-autograd does not keep; on a device, the work on larger tensors takes longer than its start."""
 
 StackRow = tuple[Any, int]
 """A stack and a row of it."""

@@ -296,7 +296,26 @@ def test_a_mix_of_devices_is_found(take_steps: TakeSteps) -> None:
 )
 def test_the_memory_estimate_is_a_close_lower_bound(overrides: str, runs: int, take_steps: TakeSteps) -> None:
     """Of the tensors of steps; the pack has fused attention, whose weights the estimate does not count."""
-    config = compose_run([*small_run(Path("nowhere")), *overrides.split()])
+    assert_close_estimate(overrides, runs, take_steps)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        "hyper_connections", "hyper_connections precision=fp32 placement.streams=16 placement.dynamic=false",
+        "identity_hc", "mhc", "gated_residual", "attn_res", "resi_dual", "siamese", "x0_lambdas",
+    ],
+)  # fmt: skip
+def test_the_memory_estimate_of_streams(placement: str, runs: int, take_steps: TakeSteps) -> None:
+    """Most of the memory is what blocks keep, and copies of it for the statistics, of which a GPU stacks many."""
+    shape = "model.depth=2 model.width=64 model.heads=2 model.context=128 train.batch_size=8"
+    assert_close_estimate(f"{shape} placement={placement}", runs, take_steps)
+
+
+def assert_close_estimate(overrides: str, runs: int, take_steps: TakeSteps) -> None:
+    config = compose_run(small_run(Path("nowhere"), *overrides.split()))
     precision = "bf16" if config.precision == "auto" else config.precision
     estimated = memory.estimate(config, device="cuda", precision=precision, runs=runs)
     peak: Any = take_steps(*overrides.split(), runs=runs, steps=(0, 1, 2), peak=True)["peak"]

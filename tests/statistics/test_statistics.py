@@ -8,8 +8,9 @@ import torch
 
 from normlab.catalogue.statistics.registry import STATISTICS
 from normlab.catalogue.statistics.statistic import CORE
+from normlab.config.memory import STACK_BYTES
 from normlab.model.instrument import Observation, select
-from normlab.model.statistics import STACK_BYTES, compute
+from normlab.model.statistics import compute
 from support.measured_steps import case
 
 MEASURED = {name for name, entry in STATISTICS.items() if entry.tier == CORE and entry.derive is None}

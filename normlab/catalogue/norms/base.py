@@ -111,6 +111,11 @@ class NormConfig:
         return False
 
     @property
+    def keeps_normalised(self) -> bool:
+        """Whether the backward pass needs a second tensor as large as the input: what the gain multiplies."""
+        return self.has_gain
+
+    @property
     def invariances(self) -> tuple[str, ...]:
         """`invariant_to`, with these options and after any number of updates."""
         return self.invariant_to

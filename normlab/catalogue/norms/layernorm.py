@@ -80,6 +80,10 @@ class LayerNormConfig(TaperedNormConfig):
     )
     bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
+    @property
+    def keeps_normalised(self) -> bool:
+        return False  # the fused kernel computes it again
+
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's group_norm of one group; eps outside: with eps = 0, times sigma / (sigma + eps)."""
         eps = self.eps if self.eps_mode == "inside" else 0.0

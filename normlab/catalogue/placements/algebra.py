@@ -281,6 +281,10 @@ class AlgebraPlacement(Placement):
             return sub
         return replace(sub, branch=_Multiple(sub.branch, self.branch_factor))
 
+    def kept_numbers(self, depth: int, width: int) -> int:
+        # The scale of each of the two terms of a sub-layer's sum keeps what it multiplies.
+        return 4 * width if self.residual_affine else 0
+
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
         return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
 

@@ -82,7 +82,9 @@ class AttnRes(Placement):
         return NoStates()
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        return 4 * width * (1 + -(-depth // (self.every or default_interval(depth))))
+        # Each sub-layer keeps all states and the stream, before and after their root mean square, and their weights.
+        states = 1 + -(-depth // (self.every or default_interval(depth)))
+        return 2 * states * (2 * width + 1)
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return AttnResOutput(width, make_norm)

@@ -135,6 +135,16 @@ class Placement:
         return False
 
     @property
+    def streams_in_tensors(self) -> tuple[int, ...]:
+        """The number of streams of one shape in each tensor of the stream: n in (B, T, n, D), 1 in (B, T, D)."""
+        return (1,)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether attention and the MLP read the same stream."""
+        return False
+
+    @property
     def has_switches(self) -> bool:
         """Whether each end of the stream has nothing but a norm, so that `SWITCHES` apply."""
         return {self.embedding_formula, self.head_formula} <= {"", NORM_UPDATE}
@@ -229,7 +239,17 @@ class Placement:
         return 0
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        """Return the float32 numbers of a token that a block's wiring keeps for the backward pass, at least."""
+        """Return the float32 numbers of a token that a block's wiring keeps for the backward pass, at least.
+
+        Not counted: the inputs of sub-layers, and those of norms.
+        """
+        return 0
+
+    def kept_with_input(self, width: int) -> int:
+        """Return the float32 numbers of a token that share a tensor with what a sub-layer or its norm reads.
+
+        Whatever keeps the input for the backward pass keeps the whole tensor. The input itself is not counted.
+        """
         return 0
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:

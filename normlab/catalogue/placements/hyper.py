@@ -74,7 +74,15 @@ class HyperConnections(Streams):
         return 2 * depth * width * (computed + self.streams * (self.streams + 1))
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        return 2 * self.streams * width * (1 + self.dynamic)
+        # Each sub-layer keeps the streams x, and of dynamic weights n (n + 1) numbers [a, c], n of b and n (n + 2) of
+        # tanh. The norm of the streams is counted with the other norms.
+        n = self.streams
+        weights = n * (n + 1) + n + n * (n + 2) if self.dynamic else 0
+        return 2 * (n * width + weights)
+
+    def kept_with_input(self, width: int) -> int:
+        # One product with [a, c] has what the sub-layer reads and the mixed streams.
+        return self.streams * width
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         attn = HyperSubLayer(self, "attn", 2 * layer, width, make_norm)

@@ -122,7 +122,10 @@ class IdentityHC(Streams):
         return self.streams * width * (2 * depth * (sum(self.parts) + 1) + self.streams)
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        return 4 * self.streams * width
+        # Each sub-layer keeps the streams x and x / rms(x), which the matrix multiplies; of the weights, the numbers
+        # that the matrix gives, the sigmoids of those for a and b, a and b.
+        n = self.streams
+        return 2 * (2 * n * width + sum(self.parts) + 4 * n)
 
     def normed(self, x: Tensor) -> Tensor:
         """Return what the matrix multiplies: the numbers of a token's streams over their root mean square."""
@@ -285,9 +288,14 @@ class ManifoldHC(IdentityHC):
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * of_mixing
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        # The numbers of c and their softmax in both sub-layers, or two matrices in each of Sinkhorn's iterations.
-        times = self.iterations if self.other_mixing is None else 1
-        return super(ManifoldHC, self).kept_numbers(depth, width) + 4 * times * self.parts[2]
+        # Each sub-layer also keeps the matrix [a, c], and once more the numbers of c: Sinkhorn's iterations in another
+        # order, other ways of mixing as their softmax.
+        of_c = self.streams * (self.streams + 1) + self.parts[2]
+        return super(ManifoldHC, self).kept_numbers(depth, width) + 2 * of_c
+
+    def kept_with_input(self, width: int) -> int:
+        # One product with [a, c] has what the sub-layer reads and the mixed streams.
+        return self.streams * width
 
 
 class ComputedWeights(MixedStreams):

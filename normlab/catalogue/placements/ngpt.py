@@ -94,6 +94,11 @@ class NGPT(Placement):
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))
 
+    def kept_numbers(self, depth: int, width: int) -> int:
+        # Each sub-layer keeps three vectors that it divides by their length (x, F(x) and the sum), and what alpha
+        # multiplies; attention also keeps q and k after their division.
+        return 10 * width
+
     def attention_scale(self, head_width: int) -> float:
         """Return sqrt(K), because the product of unit vectors has variance 1 / K."""
         return head_width**0.5

@@ -178,6 +178,10 @@ class Parallel(Placement):
     def has_free_branches(self) -> bool:
         return True
 
+    @property
+    def is_parallel(self) -> bool:
+        return True
+
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return ParallelWiring(width, make_norm)
 

@@ -89,5 +89,9 @@ class Streams(Placement):
 
     streams: int = option(4, "Number n of streams.", at_least=1, at_most=64)
 
+    @property
+    def streams_in_tensors(self) -> tuple[int, ...]:
+        return (self.streams,)
+
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
         return Copies(self.streams)

@@ -55,6 +55,10 @@ class ResiDual(Placement):
 
     name: str = "resi_dual"
 
+    @property
+    def streams_in_tensors(self) -> tuple[int, ...]:
+        return 1, 1
+
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return Sequential(ResiDualSubLayer("attn", width, make_norm), ResiDualSubLayer("mlp", width, make_norm))
 
@@ -117,6 +121,10 @@ class Siamese(Placement):
     init_source: ClassVar[str] = "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"
 
     name: str = "siamese"
+
+    @property
+    def streams_in_tensors(self) -> tuple[int, ...]:
+        return 1, 1
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         attn, mlp = [SiameseSubLayer(sub_layer, layer + 1, width, make_norm) for sub_layer in ("attn", "mlp")]
@@ -197,6 +205,10 @@ class X0Lambdas(Placement):
     }
 
     name: str = "x0_lambdas"
+
+    @property
+    def streams_in_tensors(self) -> tuple[int, ...]:
+        return 1, 1
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return X0Wiring(layer + 1, depth, width, make_norm)

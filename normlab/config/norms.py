@@ -30,12 +30,12 @@ def placed_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> 
     by_layer = any(split_key(key)[1] == LAYERS for key in norm.at)
     at_site: dict[tuple[str, int | None], NormConfig] = {}
     placed: list[PlacedNorm] = []
-    for site, layer in _sites(placement, model):
+    for site, layer, shape in _places(placement, model):
         # The blocks of most models have equal norms.
         key = site, layer if by_layer else None
         if key not in at_site:
             at_site[key] = norm_at(norm, model, site, layer)
-        placed.append(PlacedNorm(site, layer, _shape(site, model), at_site[key]))
+        placed.append(PlacedNorm(site, layer, shape, at_site[key]))
     return placed
 
 
@@ -45,27 +45,30 @@ def norm_at(norm: NormConfig, model: ModelConfig, site: str, layer: int | None =
     return norm.at_site(site, layer, model.depth, plain=site == "v" and model.v_norm)
 
 
-def _sites(placement: Placement, model: ModelConfig) -> Iterator[tuple[str, int | None]]:
-    """Yield the site of each norm of a model, with its block."""
+def _places(placement: Placement, model: ModelConfig) -> Iterator[tuple[str, int | None, tuple[int, ...]]]:
+    """Yield the site of each norm of a model, its block, and the shape of a token's vector there."""
+    of_heads = model.heads, model.width // model.heads
     for layer in range(model.depth):
         inner = placement.inner_sites(layer, model.depth)
-        in_block = [site for site in SITES if site in inner]
+        for site in SITES:
+            if site in inner:
+                yield site, layer, _shape_inside(site, model)
+        # On queries and keys a placement and `model.qk_norm` may both have a norm.
         if model.qk_norm != "off":
-            in_block += ["q", "k"]
+            for site in ("q", "k"):
+                yield site, layer, (model.width,) if model.qk_norm == "full" else of_heads
         if model.v_norm:
-            in_block.append("v")
-        for site in (*in_block, *placement.wiring_sites(layer, model.depth)):
-            yield site, layer
+            yield "v", layer, of_heads
+        for site in placement.wiring_sites(layer, model.depth):
+            yield site, layer, (model.width,)
     for site in placement.end_sites():
-        yield site, None
+        yield site, None, (model.width,)
 
 
-def _shape(site: str, model: ModelConfig) -> tuple[int, ...]:
-    head_width = model.width // model.heads
-    if site in ("q", "k") and model.qk_norm == "full":
-        return (model.width,)
+def _shape_inside(site: str, model: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a token's vector that the placement normalises inside a sub-layer."""
     if site in ("q", "k", "v"):
-        return model.heads, head_width
+        return model.heads, model.width // model.heads
     if site == "inner_mlp":
         assert model.mlp_width is not None  # resolved
         return (model.mlp_width,)

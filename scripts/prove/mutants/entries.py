@@ -168,8 +168,8 @@ SHARED: dict[str, Checks] = {
 NORMS_BY_SITE = (
     "placed_norms",
     "norm_at",
-    "_sites",
-    "_shape",
+    "_places",
+    "_shape_inside",
     "check_norms",
     "_check_options",
     "_check_key",

@@ -56,6 +56,23 @@ class Tasks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.frozen[number], signal.SIGCONT)
 
+    def are_asked_to_stop(self, *numbers: int) -> bool:
+        """Return whether each worker has got a signal that it acts on when it is released, or is released already.
+
+        A worker that is released before could train to its end meanwhile.
+        """
+        for number in numbers:
+            try:
+                status = Path(f"/proc/{self.frozen[number]}/status").read_text()
+            except FileNotFoundError:
+                continue
+            fields = dict(line.split(":", 1) for line in status.splitlines())
+            pending = int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
+            is_frozen = fields["State"].split()[0] == "T"
+            if is_frozen and not pending & 1 << (signal.SIGTERM - 1):
+                return False
+        return True
+
     def log(self, number: int) -> str:
         return (self.folder / "slurm" / f"{self.jobs[number]}_0_log.out").read_text()
 
@@ -82,10 +99,12 @@ def test_disturbed_sweep_equals_a_local_sweep_bit_for_bit(
             yield
         cancelled, late, other = sorted(tasks.jobs.keys() - preempted)
         disturbed.extend([*preempted, late, cancelled])
+        while not tasks.are_asked_to_stop(*preempted):
+            yield
         tasks.release(other, *preempted)
         # Slurm sends its notice two minutes before the time limit, when it next checks the limits.
         set_time_limit(slurm, 2, tasks.jobs[late], tasks.jobs[cancelled])
-        while not all("SIGUSR2" in tasks.log(number) for number in (late, cancelled)):
+        while not tasks.are_asked_to_stop(late, cancelled):
             yield
         set_time_limit(slurm, 60, tasks.jobs[late])
         # If the task queued itself again after its notice, it would undo scancel.

@@ -143,14 +143,14 @@ def _saved_by_blocks(config: RunConfig, tokens: int, size: int, *, compiled: boo
         if keeps_normalised and placed.norm.keeps_normalised:
             # Options may round it to the dtype of the input.
             saved += tokens * (size if placed.site in BRANCH_SITES else 4) * numbers
-    # What keeps the input of a sub-layer is its norm, or without autocast, which copies it, the sub-layer itself.
+    # A norm keeps the input of its sub-layer. Without a norm the sub-layer does, unless autocast copies it.
     readers = 2 * model.depth if size == 4 else of_sub_layers
     kept += readers * placement.kept_with_input(model.width)
     return saved + tokens * 4 * kept
 
 
 def _norms_in_blocks(config: RunConfig) -> Iterator[tuple[PlacedNorm, int]]:
-    """Yield each norm of the blocks that is one, with the numbers of a token that it normalises."""
+    """Yield each norm of the blocks but identities, and how many numbers of a token it normalises."""
     for placed in config.placed_norms:
         if placed.layer is None or placed.norm.is_identity:
             continue

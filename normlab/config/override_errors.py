@@ -30,7 +30,7 @@ from normlab.config.option_names import NOTHING, empty_list_hint, hint
 _OPTION = re.compile(r"[~+]*[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*(@[\w.]*)?")
 """The part of an override before its `=`."""
 _AT_SITE = re.compile(r"norm\.at\.(\w+): norm\.(\w+)")
-"""The begin of a message about an option of the norm at a site: `norm.at.output_mlp: norm.eps=-1: ...`."""
+"""The start of a message about an option of the norm at a site: `norm.at.output_mlp: norm.eps=-1: ...`."""
 _BRACKETS = ("[]", "{}", "()")
 
 
@@ -47,7 +47,7 @@ def naming_run(varied: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_recipe(job: Sequence[Override], folders: ConfigFolders) -> Iterator[None]:
-    """Add the recipe of a job to an error about an option that the recipe sets, and no other override."""
+    """Add the recipe of a job to an error about an option that the recipe sets and no other override sets."""
     try:
         yield
     except ConfigError as error:

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 
 def power(base: float, exponent: float) -> float:
-    """Return base^exponent, and 1 where that is no number: the option in the reference has an error of its own."""
+    """Return base^exponent, and 1 for arguments that the check of the referenced option reports."""
     try:
         # Of floats: a whole number with a large exponent would take for ever.
         result = float(base) ** float(exponent)
@@ -17,7 +17,7 @@ def power(base: float, exponent: float) -> float:
 
 
 def divide(number: int, divisor: int) -> int:
-    """Return a whole number over another one, rounded down to at least 1, and 1 where that is no number."""
+    """Return a whole number over another one, rounded down to at least 1, and 1 for such arguments."""
     try:
         return max(1, int(number) // int(divisor))
     except (ValueError, TypeError, ArithmeticError):

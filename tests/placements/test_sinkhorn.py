@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -64,28 +65,60 @@ def test_of_stacked_runs_is_that_of_each() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_of_stacked_runs_is_compiled() -> None:
+    """As a block of a pack: traced as one graph, forward and backward."""
+    scores = random_scores(3, 2, 5, 4, 4)
+
+    def stacked(scores: Tensor) -> Tensor:
+        return torch.vmap(lambda scores: sinkhorn(scores, 4))(scores)
+
+    compiled = torch.compile(stacked, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(
+        result_and_gradient(compiled(scores), scores), result_and_gradient(stacked(scores), scores), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def compare_kernels(device: str) -> None:
-    """Compare the kernels with the operations of torch, where tokens fill a part of one program, or several."""
+    """Compare the kernels with the operations of torch, where tokens fill a part of one program, or several.
+
+    The numbers are in float64, and in float32, in which models are trained.
+    """
     from normlab.catalogue.kernels import sinkhorn as kernels
 
-    for n, of_sigmoid, iterations in [(2, False, 1), (4, False, 20), (4, True, 20), (7, True, 2), (16, False, 3)]:
-        for tokens in ((1,), (3, 131)):
-            scores = random_scores(n, n, *tokens).detach().to(device)
-            grad = scores.flip(0).contiguous()
-            expected = module.by_autograd(scores.requires_grad_(), iterations, of_sigmoid)
-            (gradient,) = torch.autograd.grad(expected, scores, grad)
-            with torch.no_grad():
-                matrix = kernels.forward(scores, iterations, of_sigmoid, module.EPS)
-                of_scores = kernels.backward(grad, scores, iterations, of_sigmoid, module.EPS)
-            torch.testing.assert_close(matrix, expected.detach(), rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(of_scores, gradient, rtol=1e-12, atol=1e-12)
+    shapes = [(2, False, 1), (4, False, 20), (4, True, 20), (7, True, 2), (16, False, 3), (64, False, 2)]
+    tolerances = {torch.float64: 1e-12, torch.float32: 1e-5}
+    for (n, of_sigmoid, iterations), tokens, dtype in product(shapes, [(1,), (3, 131)], tolerances):
+        scores = random_scores(n, n, *tokens).detach().to(device, dtype)
+        grad = scores.flip(0).contiguous()
+        expected = module.by_autograd(scores.requires_grad_(), iterations, of_sigmoid)
+        (gradient,) = torch.autograd.grad(expected, scores, grad)
+        with torch.no_grad():
+            matrix = kernels.forward(scores, iterations, of_sigmoid, module.EPS)
+            of_scores = kernels.backward(grad, scores, iterations, of_sigmoid, module.EPS)
+        near = {"rtol": tolerances[dtype], "atol": tolerances[dtype]}
+        torch.testing.assert_close(matrix, expected.detach(), **near)
+        torch.testing.assert_close(of_scores, gradient, **near)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_kernels_equal_the_operations_of_torch() -> None:
-    assert module.gpu_has_kernels()
+    assert module.has_kernels(torch.zeros(1, device="cuda"))
     compare_kernels("cuda")
+    scores = random_scores(3, 2, 5, 4, 4)
+    on_gpu = scores.detach().cuda().requires_grad_()
+    found = result_and_gradient(torch.vmap(lambda scores: sinkhorn(scores, 4))(on_gpu), on_gpu)
+    for ours, theirs in zip(found, result_and_gradient(sinkhorn(scores, 4), scores), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_narrow_dtypes_take_the_operations_of_torch() -> None:
+    scores = torch.zeros(2, 4, 4, dtype=torch.bfloat16, device="cuda")
+    assert not module.has_kernels(scores)
+    assert sinkhorn(scores, 2).dtype == torch.bfloat16
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

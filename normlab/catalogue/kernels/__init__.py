@@ -1,1 +1,1 @@
-"""Kernels of GPUs, in Triton. Each file is imported by the file that has the same operation for other devices."""
+"""Operations that a GPU computes by one kernel, of torch or written in Triton."""

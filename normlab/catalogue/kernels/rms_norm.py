@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 
 
 def has_kernel(x: Tensor) -> bool:
-    """Return whether there is one kernel for this tensor; compiled code is better off with the separate operations."""
+    """Return whether there is one kernel for this tensor; a compiler fuses the separate operations itself."""
     return x.is_cuda and not torch.compiler.is_compiling()
 
 
@@ -24,10 +24,10 @@ def rms_norm(x_D: Tensor, gain_D: Tensor | None, eps: float) -> Tensor:
 
 
 class _StackedRMSNorm(torch.autograd.Function):
-    """The same under vmap, which would take torch's function apart: the runs are more rows of one input.
+    """RMSNorm under vmap, which would take torch's function apart: all runs are rows of one input.
 
-    Each run has its own gain, which the kernel does not take, so it is multiplied afterwards. `vmap` is called below
-    the level of vmap, where autograd differentiates what it does, any number of times.
+    Each run has its own gain, which the kernel does not take, so it is multiplied afterwards. Torch calls `vmap` with
+    tensors that have the axis of runs, so that autograd records its operations and can differentiate them repeatedly.
     """
 
     @staticmethod
@@ -41,7 +41,8 @@ class _StackedRMSNorm(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         x_D, gain_D, eps = args
-        x_RD = x_D.movedim(in_dims[0] or 0, 0)
+        assert in_dims[0] is not None
+        x_RD = x_D.movedim(in_dims[0], 0)
         y_RD = rms_norm(x_RD, None, eps)
         if gain_D is None:
             return y_RD, 0

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 2048
+MOST_NUMBERS = 2048
 """The numbers of the matrices of one program, at most, unless one matrix has more: 16 in each of 128 threads."""
 
 
 @triton.jit
-def _places(n, tokens, SIZE: tl.constexpr, TOKENS: tl.constexpr):
-    """Return where the numbers of a program are in a tensor (n, n, N), those of one row and column, and which exist."""
+def _offsets(n, tokens, SIZE: tl.constexpr, TOKENS: tl.constexpr):
+    """Return the offsets of a program's numbers in a tensor (n, n, N), their row, column and token, and which exist."""
     i = tl.arange(0, SIZE)[:, None, None].to(tl.int64)
     j = tl.arange(0, SIZE)[None, :, None].to(tl.int64)
     token = (tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS))[None, None, :]
@@ -26,7 +26,7 @@ def _places(n, tokens, SIZE: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _started(scores, is_inside, OF_SIGMOID: tl.constexpr):
+def _initial_matrix(scores, is_inside, OF_SIGMOID: tl.constexpr):
     """Return the sigmoid of each number, or the softmax of each row, and zeros outside."""
     if OF_SIGMOID:
         return tl.where(is_inside, 1 / (1 + tl.exp(-scores)), 0.0)
@@ -42,8 +42,8 @@ def _forward(
     scores_nnN, matrix_nnN, n, tokens, iterations, EPS: tl.constexpr, OF_SIGMOID: tl.constexpr, SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
-    at, _, _, _, is_inside = _places(n, tokens, SIZE, TOKENS)
-    matrix = _started(tl.load(scores_nnN + at, mask=is_inside, other=0.0), is_inside, OF_SIGMOID)
+    at, _, _, _, is_inside = _offsets(n, tokens, SIZE, TOKENS)
+    matrix = _initial_matrix(tl.load(scores_nnN + at, mask=is_inside, other=0.0), is_inside, OF_SIGMOID)
     matrix = tl.where(is_inside, matrix + EPS, 0.0)
     for number in range(iterations):
         # The rows of a softmax sum to 1 already.
@@ -58,11 +58,11 @@ def _backward(
     grad_nnN, scores_nnN, of_scores_nnN, rows_KnN, columns_KnN, n, tokens, iterations, EPS: tl.constexpr,
     OF_SIGMOID: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    at, i, j, token, is_inside = _places(n, tokens, SIZE, TOKENS)
+    at, i, j, token, is_inside = _offsets(n, tokens, SIZE, TOKENS)
     is_row, is_column = (i < n) & (token < tokens), (j < n) & (token < tokens)
-    first = _started(tl.load(scores_nnN + at, mask=is_inside, other=0.0), is_inside, OF_SIGMOID)
+    first = _initial_matrix(tl.load(scores_nnN + at, mask=is_inside, other=0.0), is_inside, OF_SIGMOID)
     matrix = tl.where(is_inside, first + EPS, 0.0)
-    # The iterations again. What they divide by is kept in memory, since registers cannot be chosen by a number.
+    # The iterations again. What they divide by is kept in memory: a kernel cannot index registers by a loop variable.
     for number in range(iterations):
         row_at, column_at = (number * n + i) * tokens + token, (number * n + j) * tokens + token
         if OF_SIGMOID or number > 0:
@@ -102,6 +102,7 @@ def forward(scores_nn: Tensor, iterations: int, of_sigmoid: bool, eps: float) ->
 
 def backward(grad_nn: Tensor, scores_nn: Tensor, iterations: int, of_sigmoid: bool, eps: float) -> Tensor:
     """Return what `placements.sinkhorn.backward` returns."""
+    assert grad_nn.is_contiguous()
     n, tokens, grid, blocks = _launch_options(scores_nn)
     of_scores_nn = torch.empty_like(scores_nn)
     rows_KnN, columns_KnN = (scores_nn.new_empty(iterations, n, tokens) for _ in range(2))
@@ -115,8 +116,9 @@ def backward(grad_nn: Tensor, scores_nn: Tensor, iterations: int, of_sigmoid: bo
 
 def _launch_options(scores_nn: Tensor) -> tuple[int, int, tuple[int], dict[str, int]]:
     """Return n, N, the number of programs and the sizes of their blocks, for scores (n, n, ...)."""
+    assert scores_nn.is_contiguous(), "the kernels compute offsets from the shape"
     n = scores_nn.shape[0]
     tokens = scores_nn[0, 0].numel()
     size = triton.next_power_of_2(n)
-    block = max(1, NUMBERS // size**2)
+    block = max(1, MOST_NUMBERS // size**2)
     return n, tokens, (triton.cdiv(tokens, block),), {"SIZE": size, "TOKENS": block}

@@ -48,9 +48,9 @@ class Affine(nn.Module):
         gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
             x_D = x_D * gain_D
-        return self.shifted(x_D)
+        return self.add_bias(x_D)
 
-    def shifted(self, x_D: Tensor) -> Tensor:
+    def add_bias(self, x_D: Tensor) -> Tensor:
         """Return x + bias, in the dtype of x."""
         if self.bias is None:
             return x_D

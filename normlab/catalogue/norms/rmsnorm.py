@@ -28,7 +28,7 @@ class RMSNorm(NormModule):
         self.eps_mode = options.eps_mode
         self.upcast = options.compute == "fp32"
         self.cast_first = options.rounding == "cast_then_scale"
-        self.is_plain = self.upcast and self.eps_mode == "inside_ms" and not self.cast_first and self.taper is None
+        self.is_of_kernel = self.upcast and self.eps_mode == "inside_ms" and not self.cast_first and self.taper is None
 
     def normalise(self, x_D: Tensor) -> Tensor:
         match self.eps_mode:
@@ -48,10 +48,10 @@ class RMSNorm(NormModule):
     def forward(self, x_D: Tensor) -> Tensor:
         dtype = x_D.dtype
         x_D = x_D.to(working_dtype(dtype)) if self.upcast else x_D
-        if self.is_plain and has_kernel(x_D):
+        if self.is_of_kernel and has_kernel(x_D):
             # One kernel each way; separate operations need twenty.
             y_D = rms_norm(x_D, self.affine.effective_gain(x_D.dtype), self.eps)
-            return self.affine.shifted(y_D).to(dtype)
+            return self.affine.add_bias(y_D).to(dtype)
         y_D = self.normalise(x_D)
         if self.taper is not None:
             return self.taper(y_D, x_D, self.affine, dtype if self.cast_first else y_D.dtype).to(dtype)

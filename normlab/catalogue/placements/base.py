@@ -136,7 +136,7 @@ class Placement:
 
     @property
     def streams_in_tensors(self) -> tuple[int, ...]:
-        """The number of streams of one shape in each tensor of the stream: n in (B, T, n, D), 1 in (B, T, D)."""
+        """How many streams each tensor between blocks holds: n for (B, T, n, D), 1 for (B, T, D)."""
         return (1,)
 
     @property

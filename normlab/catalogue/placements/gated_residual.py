@@ -81,8 +81,8 @@ class GatedResidual(Streams):
         return self.streams * width * (2 * depth * (gates + self.streams) + gates)
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        # Each sub-layer keeps h of all streams and their gates, and of the weights R numbers before and after silu, and
-        # the sigmoids of b and b. The norms of the streams keep what they normalise.
+        # Each sub-layer keeps h of all streams and their gates, R numbers before and after silu, and b before and after
+        # its factor 2. The norms of the streams keep what they normalise.
         return 4 * (self.streams * (width + 1) + self.rank_at(width))
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:

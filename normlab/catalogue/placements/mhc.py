@@ -159,8 +159,9 @@ class ManifoldHC(IdentityHC):
     c is made by Sinkhorn's iterations from n^2 more numbers of the same matrix, so that mixing nearly keeps the sum of
     the streams. The matrix is drawn by the init rule: the wider the model, the more the entries of c differ at first.
 
-    With `mixing` c is made in another way, in which its rows and columns sum to 1 exactly, and starts near the
-    identity: 0 is added to the numbers of the identity, and -8 to those of the other permutations.
+    With mixing=permutations or kronecker c is made without iterations: its rows and columns sum to 1 but for rounding,
+    and it starts near the identity: 0 is added to the numbers of the identity, and -8 to those of the other
+    permutations.
     """
 
     title: ClassVar[str] = "mHC"
@@ -178,8 +179,9 @@ class ManifoldHC(IdentityHC):
         "Megatron-LM multiplies by c, not by its transpose, on its branch main (d98e8a6), and did so on dev before its "
         "pull request 4624: variant=untransposed.",
         "transformers 5.8.0, and no later version, has other b and c and multiplies by c: variant=transformers_5_8_0.",
-        "In narrow models c starts near 1 / n, not at the identity, so that every sub-layer averages the streams: with "
-        "init=gpt2 its entries are 0.1 to 0.4 at width 32. In wide ones they vary more: 0.002 to 0.9 at width 768.",
+        "With mixing=sinkhorn, in narrow models c starts near 1 / n, not at the identity, so that every sub-layer "
+        "averages the streams: with init=gpt2 its entries are 0.1 to 0.4 at width 32. In wide ones they vary more: "
+        "0.002 to 0.9 at width 768.",
         "placement.mixing changes only c. In the authors' code of mHC-lite and KromHC the matrix also starts at 0, and "
         "a and b are larger for one stream at first; the root mean square has a gain, and the head reads the sum of "
         "the streams. MaxText's mHC-lite adds 0 to all numbers at first, so that c starts near 1 / n.",

@@ -1,6 +1,7 @@
-"""Matrices c that mix n streams and are not made by Sinkhorn's iterations: their rows and columns sum to 1 exactly.
+"""Matrices c that mix n streams and are not made by Sinkhorn's iterations.
 
-Both are made from the numbers of a token by softmaxes, and start near the identity.
+Both are made from the numbers of a token by softmaxes, so that their rows and columns sum to 1 but for rounding, and
+start near the identity.
 
 Shapes: B batch, T time, n streams, P = n! permutations, K = log2(n) factors, M = n^2.
 """
@@ -136,7 +137,7 @@ def kronecker_product(numbers_BTm: Tensor) -> Tensor:
     kept_BTK2 = numbers_BTm.unflatten(-1, (-1, 2)).softmax(-1)
     product, *factors = torch.stack([kept_BTK2, kept_BTK2.flip(-1)], -2).unbind(-3)
     for factor in factors:
-        # Axes (a, 1, a, 1) and (1, 2, 1, 2): each entry of the product becomes a block of two rows.
+        # Axes (a, 1, a, 1) and (1, 2, 1, 2): each entry of the product becomes a block of 2 x 2.
         blocks = product[..., None, :, None] * factor[..., None, :, None, :]
         product = blocks.flatten(-4, -3).flatten(-2, -1)
     return product

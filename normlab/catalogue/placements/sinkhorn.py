@@ -1,8 +1,8 @@
 """Sinkhorn's iterations as one operation each way; the backward pass computes them again from the scores.
 
-On a GPU each way is one kernel (`catalogue/kernels/sinkhorn.py`): as separate operations 20 iterations start hundreds,
-each of which takes longer to start than to compute. Elsewhere the operations are those of torch. Without an operation
-of its own, autograd would keep the matrices of all iterations.
+On a GPU each way is one kernel (`catalogue/kernels/sinkhorn.py`), where 20 iterations of separate operations launch
+hundreds. Elsewhere the operations are those of torch. Autograd through separate operations would keep the matrices of
+all iterations.
 
 Shapes: n rows and columns, `*batch` any other axes. The numbers of neighbouring tokens are neighbours, because a CPU is
 slow at sums over 4 of them, and a GPU reads neighbours at once.
@@ -50,16 +50,22 @@ def by_autograd(scores_nn: Tensor, iterations: int, of_sigmoid: bool) -> Tensor:
     return matrix_nn
 
 
+def has_kernels(scores: Tensor) -> bool:
+    """Return whether kernels of a GPU compute this tensor; otherwise the operations of torch do."""
+    # Triton has the exponential function of these dtypes only.
+    return scores.is_cuda and scores.dtype in (torch.float32, torch.float64) and _can_compile(scores.device)
+
+
 @cache
-def gpu_has_kernels() -> bool:
-    """Return whether Triton can compile kernels here; without it a GPU takes the operations of torch."""
-    return not missing_compiler("cuda")
+def _can_compile(device: torch.device) -> bool:
+    """Return whether Triton can compile kernels for a GPU; it needs one of compute capability 7.0."""
+    return not missing_compiler("cuda") and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 @torch.library.custom_op("normlab::sinkhorn", mutates_args=())
 def forward(scores_nn: Tensor, iterations: int, of_sigmoid: bool) -> Tensor:
     """Return the matrix (n, n, *batch), contiguous, of contiguous scores of the same shape."""
-    if scores_nn.is_cuda and gpu_has_kernels():
+    if has_kernels(scores_nn):
         from normlab.catalogue.kernels import sinkhorn as kernels
 
         return kernels.forward(scores_nn, iterations, of_sigmoid, EPS)
@@ -69,7 +75,7 @@ def forward(scores_nn: Tensor, iterations: int, of_sigmoid: bool) -> Tensor:
 @torch.library.custom_op("normlab::sinkhorn_backward", mutates_args=())
 def backward(grad_nn: Tensor, scores_nn: Tensor, iterations: int, of_sigmoid: bool) -> Tensor:
     """Return the gradient of the scores, given that of the matrix; all are contiguous."""
-    if scores_nn.is_cuda and gpu_has_kernels():
+    if has_kernels(scores_nn):
         from normlab.catalogue.kernels import sinkhorn as kernels
 
         return kernels.backward(grad_nn, scores_nn, iterations, of_sigmoid, EPS)
@@ -108,7 +114,10 @@ def _keep_both(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool], output: Tenso
 
 
 def _second_gradients(ctx: Any, seed_nn: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    """Differentiate the gradient once more, by autograd: only statistics that are seldom computed need it."""
+    """Differentiate the gradient once more, by autograd: only statistics that are seldom computed need it.
+
+    The result cannot be differentiated again.
+    """
     with torch.enable_grad():
         grad_nn, scores_nn = (saved.detach().requires_grad_() for saved in ctx.saved_tensors)
         matrix_nn = by_autograd(scores_nn, ctx.iterations, ctx.of_sigmoid)

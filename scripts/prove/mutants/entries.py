@@ -165,7 +165,7 @@ SHARED: dict[str, Checks] = {
 """Checks of files that several entries share."""
 
 
-NORMS_BY_SITE = (
+FUNCTIONS_OF_SITES = (
     "placed_norms",
     "norm_at",
     "_places",
@@ -199,8 +199,8 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
                     entries[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
                 continue
             entry = path.stem if path.stem in SHARED else "/".join(names)
-            own_checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
-            checks = SHARED.get(entry, own_checks)
+            default_checks = partial(norm_checks if kind == "norms" else placement_checks, *names)
+            checks = SHARED.get(entry, default_checks)
             if entry in ALSO_TESTED_BY:
                 checks = partial(checks_then_tests, checks, ALSO_TESTED_BY[entry])
             mutants = list(code_mutants(entry, module))
@@ -217,7 +217,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
         list(code_mutants("updates", updates)),
         partial(test_checks, "train/test_muon.py", "train/test_optim.py"),
     )
-    of_sites = [*code_mutants("norm.at", sites), *code_mutants("norm.at", norms, NORMS_BY_SITE)]
+    of_sites = [*code_mutants("norm.at", sites), *code_mutants("norm.at", norms, FUNCTIONS_OF_SITES)]
     entries["norm.at"] = of_sites, partial(test_checks, "norms/test_sites.py")
     rules = importlib.import_module("normlab.catalogue.placements.init_rules")
     for rule in INIT_RULES:

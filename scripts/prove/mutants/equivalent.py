@@ -23,9 +23,11 @@ REPLACES = (
     "return {}(row{})", ", formula=variant.formula, early=variant.early",
     "return {}(row{})", ", attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp)",
     "return {}(sub{})", ", out_gain=lambda layer, depth: c * start(layer, depth)",
+    "return {}(sub{})", ", branch=_Multiple(sub.branch, self.branch_factor)",
 )  # fmt: skip
 """Lines of algebra, each with the fields that it replaces."""
 START = "replace(self, start=self.initial_scale)"
+PAIRS = "for sub, sub_layer in zip(self.sub_layers(layer + 1, depth), ('attn', 'mlp')"
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 SCALED = "branch_BTD if self.factor == 1 else branch_BTD * self.factor"
 INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/statistics checks"
@@ -225,10 +227,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return depth // 4  ->  return depth / 4",
     ): "a block's number is an integer, which is at most L / 4 exactly if it is at most its floor",
     (
-        "algebra",
-        "return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)  ->  return frozenset(attn.norms + mlp.norms)",
-    ): "a block looks its inner sites up by name",
-    (
         "prmsnorm",
         "self.channels = max(1, rounded(options.fraction * width))  ->  "
         "self.channels = max(1, rounded(rounded(options.fraction * width)))",
@@ -291,6 +289,12 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))  ->  "
         "return replace(sub, out_gain=lambda layer, depth: c * start(depth, depth))",
     ): "the only gain that is scaled does not depend on the block",
+    **{
+        ("algebra", f"if self.branch_factor == 1:  ->  if {condition}:"): "a product with 1"
+        for condition in ("False", "self.branch_factor == 2", "self.branch_factor == -1")
+    },
+    **{("algebra", f"{PAIRS}, strict=True):  ->  {PAIRS}{end}):"): LENGTHS for end in ("", ", strict=False")},
+    ("algebra", "return tuple(sites)  ->  return sites"): "its callers iterate",
     **{
         (entry, f"{line.format(before, after)}  ->  {line.format('', '')}"): INSTRUMENTATION
         for entry, line, before, after in NOTES

@@ -14,7 +14,8 @@ from mutants.equivalent import EQUIVALENT
 from mutants.mutant import UNCHANGED, Checks, Mutant
 
 TIMEOUT_S = 60
-"""The time limit of a mutant's checks, in seconds of its process on a core: a busy machine detects nothing."""
+"""The time limit of a mutant's checks, in CPU seconds of its process, so that a busy machine does
+not count as a detection."""
 WAIT_S = 20 * TIMEOUT_S
 """The time limit of a process that may wait for something, by the clock."""
 NO_ANSWER, DIED = "no answer", "its process ended"

@@ -1,4 +1,4 @@
-"""RMSNorm by one kernel. A CPU that is told it has the kernel runs the same code, and torch takes the kernel apart."""
+"""RMSNorm by one kernel. A CPU runs the same code, where torch computes the function by separate operations."""
 
 import copy
 from typing import Any

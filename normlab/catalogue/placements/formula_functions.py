@@ -58,7 +58,7 @@ def _kronecker(scores: Tensor) -> Tensor:
         for j in range(2**factors):
             entry = torch.ones_like(kept[..., 0])
             for factor in range(factors):
-                # The first factor decides about the two halves of the streams, which the highest bit tells apart.
+                # The first factor mixes the two halves of the streams: the highest bit of i and j is the half.
                 is_swapped = (i ^ j) >> (factors - 1 - factor) & 1
                 entry = entry * (1 - kept[..., factor] if is_swapped else kept[..., factor])
             row.append(entry)

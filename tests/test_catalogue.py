@@ -152,6 +152,7 @@ def parameters_of(preset: str, *overrides: str, vocab_size: int = BytesTokenizer
     return {"blocks": blocks, "everything": everything}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("entry", catalogue.models(), ids=lambda entry: entry["name"])
 def test_a_preset_of_a_model_has_the_parameters_of_its_description(entry: catalogue.Entry) -> None:
     """With bytes, unless the description names the tokenizer of GPT-2."""
@@ -163,6 +164,7 @@ def test_a_preset_of_a_model_has_the_parameters_of_its_description(entry: catalo
         assert round(of_preset["everything"] / 1e6) == int(with_tokenizer[1])
 
 
+@pytest.mark.exhaustive
 def test_gpt2_small_is_gpt2_with_the_overrides_of_its_description() -> None:
     """All options of transformers are equal, but for its dropout, and so is the number of parameters."""
     (about,) = (entry["about"] for entry in catalogue.models() if entry["name"] == "gpt2_124m")

@@ -51,6 +51,7 @@ VARIANTS = {
 """Models of each class that differ in its free options."""
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("native", "overrides"),
     [(native, overrides) for native in CLASSES for overrides in VARIANTS[native.name]],

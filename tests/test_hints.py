@@ -49,6 +49,7 @@ def build_and_export(name: str, config: RunConfig, folder: Path) -> None:
     assert ModelFolder.open(str(folder / "model")).check(config, tokenizer) == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_what_has_another_name_is_options_here(name: str, run_command: Command, tmp_path: Path) -> None:
     kind = "norm" if name == "tapernorm" else "placement"
@@ -77,6 +78,7 @@ def test_numbers_of_a_hint_are_those_of_its_model() -> None:
         assert (model.width, model.heads) == (SMALL_WIDTH, 2)  # of the models that `list names` compares
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "code", "overrides"), [(name, code, here) for name, code, _, here in NAMES])
 def test_what_public_code_calls_by_a_name_is_options_here(name: str, code: str, overrides: str, tmp_path: Path) -> None:
     assert OVERRIDE.findall(overrides) == overrides.split()

@@ -197,6 +197,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 """Configs of a stranger, and what the error has."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_strangers_config_only_sets_options(
     name: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +300,7 @@ def test_another_program_of_the_process_reads_its_files_with_hydra(tmp_path: Pat
     assert str(tmp_path / "own") not in [source.path for source in config.hydra.runtime.config_sources]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     ["ü", "日本", "a,b", "a b", "a'b", 'a"b', "a=b", "{x}", "[x]", "(x)", "$x", "${x}", "\\${x}", "a\\", "1e3", "null"],

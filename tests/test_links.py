@@ -182,6 +182,7 @@ def test_a_lock_with_another_name_keeps_its_owner(tmp_path: Path) -> None:
         assert not os.path.samefile(path, other)
 
 
+@pytest.mark.exhaustive
 def test_of_all_that_want_a_lock_with_another_name_one_gets_it(tmp_path: Path) -> None:
     path, other = tmp_path / "lock", tmp_path / "other"
 

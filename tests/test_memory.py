@@ -121,6 +121,7 @@ def test_estimate_holds_for_every_norm(norm: str, runs: int) -> None:
     assert_close_lower_bound(f"{SMALL} norm={norm}", runs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("placement", WITH_STREAMS)
 def test_estimate_holds_for_streams(placement: str) -> None:
     assert_close_lower_bound(f"{ACTIVATIONS} model.depth=2 placement={placement}", runs=1)

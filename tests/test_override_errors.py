@@ -275,6 +275,7 @@ def message_of(overrides: list[str]) -> str:
     return ""
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("option", sorted({option for option, _ in with_choices()}))
 def test_each_choice_in_a_list_is_one(option: str) -> None:
     """A choice may contradict other options; then the message names these, and not the choices."""

@@ -190,6 +190,7 @@ def appended(path: Path) -> None:
 PIPE, LINK = "cannot be read (is a pipe or a device, not a file)", "is a link to "
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

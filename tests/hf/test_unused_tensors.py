@@ -100,6 +100,7 @@ def index_names(*names: str) -> Callable[[Path], None]:
     return write
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("model", "add_tensors"),
     [
@@ -125,6 +126,7 @@ def test_a_tensor_with_the_values_of_the_model_changes_nothing(
     torch.testing.assert_close(logits_in_transformers(folder), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("model", "damage", "message"),
     [
@@ -180,6 +182,7 @@ def test_a_head_of_its_own_is_read_if_config_json_says_so(tmp_path: Path) -> Non
     torch.testing.assert_close(logits_here(folder), logits_in_transformers(folder), rtol=0, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lacks_end", [False, True])
 def test_the_loss_with_a_padded_vocabulary_differs_as_the_warning_says(
     lacks_end: bool, run_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

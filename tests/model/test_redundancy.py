@@ -47,6 +47,7 @@ def test_other_norms_are_needed(overrides: tuple[str, ...]) -> None:
     assert sites(*overrides) == []
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("placement", [name for name, known in load_all().items() if known.has_norms(3)])
 def test_which_placements_have_a_redundant_norm_of_their_own(placement: str) -> None:
     expected = {"hybridnorm_star": ["attn.in"]}  # that of its first block

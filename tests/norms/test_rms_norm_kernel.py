@@ -54,6 +54,7 @@ def test_forms_that_the_kernel_computes(options: dict[str, Any], is_fused: bool,
     assert calls == [0.25] * is_fused
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("has_gain", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_of_stacked_runs_is_differentiated_twice(axis: int, has_gain: bool) -> None:

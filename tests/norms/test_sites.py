@@ -199,6 +199,7 @@ def test_each_site_of_a_placement_is_in_the_table(placement: str) -> None:
     assert all(parts_of(site) == [site] or site == "input" for site in sites)
 
 
+@pytest.mark.exhaustive
 def test_a_changed_site_changes_its_norms_only() -> None:
     """The logits change with each site of each placement, and the parameters of other sites keep their names."""
     for name, entry in load_all().items():

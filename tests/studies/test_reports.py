@@ -192,6 +192,7 @@ def places(value: Any, below: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from places(each, (*below, key))
 
 
+@pytest.mark.exhaustive
 def test_a_forged_report_is_read_or_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

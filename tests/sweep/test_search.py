@@ -149,6 +149,7 @@ def test_a_seed_that_an_earlier_command_has_judged_tries_nothing(overrides: list
         next(plans([*overrides, *GRID]))
 
 
+@pytest.mark.exhaustive
 def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(
     overrides: list[str], searched: Callable[..., list[PlannedSweep]], tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ def test_trials_are_added_until_the_search_is_judged(overrides: list[str]) -> No
     assert sorted(rates(read_plan(extended))) == sorted(rates(read_plan(once.folder.with_name("found-search"))))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("change", "extend", "message"),
     [

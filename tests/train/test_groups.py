@@ -34,6 +34,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", CASES)
 def test_every_parameter_is_in_one_group_and_in_one_family(case: str) -> None:
     config = composed(case, "optim.groups.matrices.lr=0.3", "optim.groups.embed.decay=0.2")

@@ -34,6 +34,7 @@ def kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(path.name.removeprefix("step_")) for path in (folder.path / "weights").iterdir())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", ["rmsnorm", "batchnorm"])
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_they_are_those_of_a_run_that_ends_there(seeds: int, norm: str, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 
+import pytest
+
 from normlab.verify.names import name_entries
 
 Command = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.exhaustive
 def test_each_name_has_several_functions_and_each_function_its_distance() -> None:
     uses = defaultdict(list)
     for entry in name_entries():

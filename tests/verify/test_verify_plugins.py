@@ -238,6 +238,7 @@ register_row(
 """
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_many_checks_is_printed_once(tmp_path: Path, run_command: Command) -> None:
     (tmp_path / "wrong.py").write_text(WRONG_FORMULA)
     command = ["verify", f"plugins=[{tmp_path / 'wrong.py'}]"]

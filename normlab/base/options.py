@@ -169,6 +169,15 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory()
 
 
+def override_text(value: object) -> str:
+    """Return a value as an override has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
 def plain_tree(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 

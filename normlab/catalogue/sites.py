@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.base.errors import ConfigError, unknown
+from normlab.base.options import override_text
 
 LAYERS = "layers"
 """The option of a site that selects blocks; all others are options of the norm there."""
@@ -91,7 +92,7 @@ def selected_layers(site: str, text: Any, depth: int) -> Sequence[int]:
     Raises:
         ConfigError: The text is neither, or selects none of the blocks.
     """
-    setting = f"norm.at.{site}.{LAYERS}={text}"
+    setting = f"norm.at.{site}.{LAYERS}={override_text(text)}"
     numbers: list[int | None] = []
     try:
         for part in str(text).split(":"):

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from normlab.base.options import override_text
 from normlab.catalogue.entries import Entry
 from normlab.report.tables import TableRow
 
@@ -34,7 +35,7 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
         "source": "source",
     },
     "options": {
-        "option": "name", "default": lambda entry: _text_of(entry["default"]),
+        "option": "name", "default": lambda entry: override_text(entry["default"]),
         "about": lambda entry: f"{entry['about']}{_choices(entry)}",
     },
     "stats": {"statistic": "name", **{key: key for key in ("tier", "of", "formula", "unit", "question")}},
@@ -91,9 +92,9 @@ def _texts_of(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{key}: {text}" for key, text in value.items()]
     if not isinstance(value, list):
-        return [_text_of(value)]
+        return [override_text(value)]
     if all(isinstance(item, dict) for item in value):
-        return [f"{item['option']}={_text_of(item['default'])}{_choices(item)}: {item['about']}" for item in value]
+        return [f"{item['option']}={override_text(item['default'])}{_choices(item)}: {item['about']}" for item in value]
     # Short names share a line.
     if max(map(len, value)) < INDENT:
         return [", ".join(value)]
@@ -104,15 +105,6 @@ def _choices(option: Entry) -> str:
     if not option.get("choices"):
         return ""
     return f" ({', '.join(option['choices'])})"
-
-
-def _text_of(value: Any) -> str:
-    """Return a value as an override has it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 def _fold(text: str, width: int, indent: int) -> list[str]:

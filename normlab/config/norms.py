@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.base.errors import ConfigError
+from normlab.base.options import override_text
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import Placement
 from normlab.catalogue.sites import LAYERS, OUTSIDE_BLOCKS, SITES, parts_of, selected_layers, split_key
@@ -94,25 +95,24 @@ def check_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> N
         if case in checked:
             continue
         checked.append(case)
-        # At other sites the norm has the options of the run, and what the site itself changes contradicts none.
-        if part.site in changed:
-            _check_options(part)
-        part.norm.check_width(part.shape[-1])
-        placement.check_norm(part.site, part.norm)
-
-
-def _check_options(placed: PlacedNorm) -> None:
-    """Check that the options of a norm that `norm.at` has changed do not contradict each other."""
-    try:
-        placed.norm.validate()
-    except ConfigError as error:
-        raise ConfigError(f"norm.at.{placed.site}: {error}") from error
+        is_changed = part.site in changed
+        try:
+            # At other sites the norm has the options of the run, and what the site itself changes contradicts none.
+            if is_changed:
+                part.norm.validate()
+            part.norm.check_width(part.shape[-1])
+            placement.check_norm(part.site, part.norm)
+        except ConfigError as error:
+            if not is_changed:
+                raise
+            # The message names an option of the norm, such as norm.groups.
+            raise ConfigError(f"norm.at.{part.site}: {error}") from error
 
 
 def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str]) -> None:
     """Check that a key of `norm.at` is for a site where the model has a norm."""
     site, name = split_key(key)
-    setting = f"norm.at.{key}={norm.at[key]}"
+    setting = f"norm.at.{key}={override_text(norm.at[key])}"
     if not set(parts_of(site)) & set(present):
         known = [name for name in SITES if set(parts_of(name)) & set(present)]
         has = f"has norms at {', '.join(known)}" if known else "has no norms"

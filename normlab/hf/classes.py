@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normlab.base.errors import ConfigError
-from normlab.base.options import flatten_options
+from normlab.base.options import flatten_options, override_text
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 
@@ -145,25 +145,28 @@ class NativeClass:
             if not isinstance(value, int | float | None):
                 raise ConfigError(f"{name}={value!r:.60}: must be a number")
             if value is not None:
-                texts.append(f"{option}={_text(value)}")
+                texts.append(f"{option}={override_text(value)}")
         # The class computes these options from others, so that config.json has no number for them.
         model = compose_run(texts)
         texts += [f"{name}={compute(model)!r}" for name, compute in self.derived.items()]
         config = compose_run(texts)
         # Another value is another model, and so may be a missing one, if its default is not that of normlab's model.
         for name, value in self.fixed(config).items():
-            stored_value, requirement = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
+            stored_value = options.get(name)
+            requirement = f"normlab has this model only with {name}={override_text(value):.60}"
             if stored_value is None and name not in (*self.optional, *NOT_READ):
                 raise ConfigError(f"has no {name}; {requirement}")
             if stored_value is not None and stored_value != value and name not in NOT_READ:
-                raise ConfigError(f"{name}={_text(stored_value):.60}: {requirement}")
+                raise ConfigError(f"{name}={override_text(stored_value):.60}: {requirement}")
         different = self.differences(config)
         if different:
             raise ConfigError(f"{', '.join(different)}: {self.name} does not compute it")
         # AutoModel reads a folder as the class of its model_type: as "mistral", a LlamaForCausalLM has sliding windows.
         model_type = options.get("model_type")
         if model_type not in (None, self.model_type):
-            raise ConfigError(f"model_type={_text(model_type):.60}: a {self.name} has model_type={self.model_type}")
+            raise ConfigError(
+                f"model_type={override_text(model_type):.60}: a {self.name} has model_type={self.model_type}"
+            )
         return texts, config
 
     def tensors(self, config: RunConfig, vocab_size: int) -> Iterator[StoredTensor]:
@@ -224,17 +227,8 @@ def differences(config: RunConfig, other: RunConfig, free: Sequence[str] = ()) -
     different: list[str] = []
     for name in names:
         if name not in free and ours.get(name) != theirs.get(name):
-            different.append(f"{name}={_text(ours.get(name))}")
+            different.append(f"{name}={override_text(ours.get(name))}")
     return different
-
-
-def _text(value: object) -> str:
-    """Return a value as an override has it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 def _with_rotation(options: Options) -> Options:

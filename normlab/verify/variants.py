@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from normlab.base.errors import ConfigError
-from normlab.base.options import check
+from normlab.base.options import check, override_text
 from normlab.catalogue.norms.base import NormConfig
 
 LARGE_EPS = 0.3
@@ -20,10 +20,10 @@ def label_of(options: Any) -> str:
     for field in option_fields(options):
         value = getattr(options, field.name)
         if value != getattr(default, field.name):
-            label += f" {field.name}={value}"
+            label += f" {field.name}={override_text(value)}"
     if isinstance(options, NormConfig):
         for key, value in options.at.items():
-            label += f" at.{key}={value}"
+            label += f" at.{key}={override_text(value)}"
     return label
 
 

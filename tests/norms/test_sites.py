@@ -37,10 +37,10 @@ def norms_of(*overrides: str) -> dict[tuple[str, str], str]:
 def test_the_narrower_site_wins_and_another_norm_has_its_own_defaults() -> None:
     options = ("norm.at.input.eps=1e-3", "norm.at.input_mlp.eps=1e-4", "norm.at.final=layernorm")
     assert norms_of("norm=rmsnorm", "norm.bias=true", "placement=peri", *options) == {
-        ("input_attn", "all blocks"): "rmsnorm bias=True eps=0.001",
-        ("input_mlp", "all blocks"): "rmsnorm bias=True eps=0.0001",
-        ("output_attn", "all blocks"): "rmsnorm bias=True",
-        ("output_mlp", "all blocks"): "rmsnorm bias=True",
+        ("input_attn", "all blocks"): "rmsnorm bias=true eps=0.001",
+        ("input_mlp", "all blocks"): "rmsnorm bias=true eps=0.0001",
+        ("output_attn", "all blocks"): "rmsnorm bias=true",
+        ("output_mlp", "all blocks"): "rmsnorm bias=true",
         ("final", ""): "layernorm",
     }
 
@@ -59,7 +59,7 @@ def test_the_name_of_the_runs_norm_means_that_norm_with_its_options() -> None:
     assert norms == {
         ("input_attn", "all blocks"): "none",
         ("input_mlp", "all blocks"): "rmsnorm eps=0.001",
-        ("final", ""): "rmsnorm gain=False eps=0.001",
+        ("final", ""): "rmsnorm gain=false eps=0.001",
     }
 
 
@@ -105,7 +105,9 @@ def test_layers_select_blocks(layers: str, blocks: str) -> None:
         ),
         ("norm.at=none", "norm.at is a section; set norm.at.final=NORM, for example"),
         ("norm.at.output=none placement=depth_scaled_sandwich", "norm=none: has no gain per channel, but placement=de"),
-        ("norm.at.final=groupnorm model.width=30 model.heads=2", "groups=4: does not divide"),
+        ("norm.at.final=groupnorm model.width=30 model.heads=2", "norm.at.final: norm.groups=4: does not divide"),
+        ("norm.at.final.gain=null", "norm.at.final.gain=null: Expected bool"),
+        ("norm.at.q.gain=false", "norm.at.q.gain=false: the model has no norm at q"),
     ],
 )
 def test_settings_that_change_nothing_are_errors(overrides: str, said: str) -> None:
@@ -256,7 +258,7 @@ def test_a_config_file_of_a_user_has_settings_by_site(file: str, tmp_path: Path)
         ("[final]", "mine.yaml: norm.at is a section; set its options one by one"),
         ("{final: {eps: 1}}", "mine.yaml: norm.at.final is no section; write one key for each option, as final.eps: 1"),
         ("{final.epz: 1}", "norm.at.final.epz=1: of norm=rmsnorm there: unknown option 'epz' (did you mean 'eps'?)"),
-        ("{final.eps: null}", "norm.at.final.eps=None: Expected float, got null; set another value"),
+        ("{final.eps: null}", "norm.at.final.eps=null: Expected float, got null; set another value"),
         ("{final.eps: '???'}", "norm.at.final.eps"),
         ("{final.eps: '${norm.epz}'}", "this reference cannot be resolved; write ${model.width} for an option"),
         ("{output.eps: 1}", "norm.at.output.eps=1: the model has no norm at output, and norm"),

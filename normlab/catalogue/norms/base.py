@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 
 from normlab.base.errors import ConfigError, unknown
-from normlab.base.options import check, option
+from normlab.base.options import check, option, override_text
 from normlab.base.plugins import check_initial_values, claim_name
 from normlab.catalogue.sites import LAYERS, SITES, selected_layers, split_key
 
@@ -267,8 +267,7 @@ def _no_norm(site: str, name: str) -> ConfigError:
             of_site = f"norm.at.{site}"
             options = [f"{of_site}={entry['preset_of']}"]
             for option_name, value in entry["sets"].items():
-                text = str(value).lower() if isinstance(value, bool) else str(value)
-                options.append(f"{of_site}.{option_name}={text}")
+                options.append(f"{of_site}.{option_name}={override_text(value)}")
             return ConfigError(f"{of_site}={name}: is a preset, and a site has a norm; write {' '.join(options)}")
     return ConfigError(f"norm.at.{site}={name}: " + unknown("norm", name, NORMS))
 
@@ -279,13 +278,13 @@ def _with_option(norm: NormConfig, option_of_site: str, value: Any) -> NormConfi
     names = [field.name for field in dataclasses.fields(norm) if field.name not in ("name", "preset", "at")]
     if name not in names:
         known = unknown("option", name, names) if names else "it has no options"
-        raise ConfigError(f"{option_of_site}={value}: of norm={norm.name} there: {known}")
+        raise ConfigError(f"{option_of_site}={override_text(value)}: of norm={norm.name} there: {known}")
     tree = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
     try:
         changed = msgspec.convert(tree | {name: value}, type(norm))
     except ValueError as error:  # `Expected float, got str - at $.eps`
         reason = str(error).partition(" - at")[0].replace("`", "")
-        raise ConfigError(f"{option_of_site}={value}: {reason}; set another value") from error
+        raise ConfigError(f"{option_of_site}={override_text(value)}: {reason}; set another value") from error
     check(changed, option_of_site.removesuffix(name))
     return changed
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from normlab.base.errors import ConfigError
-from normlab.base.options import option
+from normlab.base.options import option, override_text
 from normlab.base.plugins import check_initial_values, claim_name
 from normlab.catalogue.sites import OUTSIDE_BLOCKS
 
@@ -181,8 +181,8 @@ class Placement:
             if value is not None and not self.has_switches:
                 formulas = "; ".join(filter(None, (self.embedding_formula, self.head_formula)))
                 raise ConfigError(
-                    f"placement.{switch}={str(value).lower()}: {self.name} does not have this option, because the ends "
-                    f"of the stream are part of its definition ({formulas}); leave it out, or null if a recipe "
+                    f"placement.{switch}={override_text(value)}: {self.name} does not have this option, because the "
+                    f"ends of the stream are part of its definition ({formulas}); leave it out, or null if a recipe "
                     "sets it"
                 )
 
@@ -197,7 +197,7 @@ class Placement:
         for switch in SWITCHES:
             value = getattr(self, switch)
             if norm.is_nowhere and value is not None:
-                raise no_effect_without_norm(f"placement.{switch}={str(value).lower()}", norm)
+                raise no_effect_without_norm(f"placement.{switch}={override_text(value)}", norm)
 
     def has_norms(self, depth: int) -> bool:
         """Return whether a model of `depth` blocks has norms besides those of `model.qk_norm` and `model.v_norm`."""

@@ -5,7 +5,9 @@ left out or changed, one at a time, so that a setting which that comparison coul
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,15 @@ def test_each_setting_of_a_recipe_changes_the_logits(row: Architecture) -> None:
             unchanged.add(name)
     assert len(cases) > 3
     assert unchanged == UNCHANGED.get(recipe_of(row), set())
+
+
+def test_the_table_of_decoders_has_each_recipe() -> None:
+    table = (Path(__file__).parents[2] / "results" / "decoders.md").read_text()
+    for row in RECIPES:
+        assert f"| {row.name} | {row.transformers_class} | `normlab train recipe={recipe_of(row)}` |" in table
+    differences = [float(text) for text in re.findall(r"\d\.\de-\d+", table)]
+    assert len(differences) == 2 * len(RECIPES)
+    assert max(differences) < 1e-10
 
 
 def test_sites_of_recipes() -> None:

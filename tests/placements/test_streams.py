@@ -26,7 +26,8 @@ from normlab.catalogue.norms.rmsnorm import RMSNormConfig
 from normlab.catalogue.placements.attn_res import AttnRes
 from normlab.catalogue.placements.gated_residual import GatedResidual
 from normlab.catalogue.placements.hyper import HyperConnections
-from normlab.catalogue.placements.mhc import IdentityHC, ManifoldHC
+from normlab.catalogue.placements.identity_hc import IdentityHC
+from normlab.catalogue.placements.mhc import ManifoldHC
 from normlab.catalogue.placements.mixing import MIXINGS
 from normlab.config.compose import compose_run
 from normlab.model.gpt import GPT, Block

@@ -293,8 +293,9 @@ def install(module: ModuleType, source: str) -> None:
         "normlab.catalogue.norms.affine": sorted({kind.__module__ for kind in NORMS.values()}),
         "normlab.catalogue.norms.taper": ["normlab.catalogue.norms.layernorm", "normlab.catalogue.norms.rmsnorm"],
         "normlab.catalogue.placements.streams": [
-            f"normlab.catalogue.placements.{name}" for name in ("hyper", "mhc", "gated_residual")
+            f"normlab.catalogue.placements.{name}" for name in ("hyper", "identity_hc", "mhc", "gated_residual")
         ],
+        "normlab.catalogue.placements.identity_hc": ["normlab.catalogue.placements.mhc"],
         "normlab.catalogue.placements.wiring": [
             "normlab.catalogue.placements.one_stream",
             "normlab.catalogue.placements.two_streams",

@@ -143,7 +143,7 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "layernorm": ("norms/test_taper.py",),
     "taper": ("norms/test_taper.py",),
     "gated_residual": (f"{STREAM_TESTS}::test_the_default_rank_is_that_of_the_class_at_its_width",),
-    "identity_hc/mhc": (
+    "identity_hc": (
         f"{STREAM_TESTS}::test_identity_hc_starts_as_hy4",
         f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_options_stay",
     ),
@@ -157,6 +157,7 @@ SHARED: dict[str, Checks] = {
     "taper": partial(norm_checks, "rmsnorm", "layernorm"),
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "streams": partial(placement_checks, "hyper_connections", "identity_hc", "mhc", "gated_residual"),
+    "identity_hc": partial(placement_checks, "identity_hc", "mhc"),
     "sinkhorn": partial(placement_checks, "mhc"),
     "mixing": partial(placement_checks, "mhc"),
     "algebra": partial(algebra_checks, *ROWS_WITH_OPTIONS),
@@ -171,7 +172,6 @@ FUNCTIONS_OF_SITES = (
     "_places",
     "_shape_inside",
     "check_norms",
-    "_check_options",
     "_check_key",
     "without_defaults",
     "_have_norms",
@@ -193,7 +193,8 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             if path.stem in NO_ENTRY:
                 continue
             module = importlib.import_module(f"normlab.catalogue.{kind}.{path.stem}")
-            names = owners.get(module.__name__, [])
+            # The rows of the algebra have mutants of their own.
+            names = [] if module is algebra else owners.get(module.__name__, [])
             if module is table:  # its functions are schedules, and its rows have mutants of their own
                 for name, rows in SCHEDULES.items():
                     entries[name] = list(code_mutants(name, module, [name])), partial(placement_checks, *rows[:2])
@@ -204,10 +205,9 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
             if entry in ALSO_TESTED_BY:
                 checks = partial(checks_then_tests, checks, ALSO_TESTED_BY[entry])
             mutants = list(code_mutants(entry, module))
-            if names and entry not in SHARED:
-                mutants += [mutant for name in names for mutant in buffer_mutants(entry, _built(kind, name))]
-                mutants += [init_mutant(entry, name) for name in names if kind == "placements"]
-                mutants += [mutant for name in names if kind == "norms" for mutant in norm_mutants(entry, name)]
+            for name in names:
+                mutants += buffer_mutants(entry, _built(kind, name))
+                mutants += [init_mutant(entry, name)] if kind == "placements" else norm_mutants(entry, name)
             entries[entry] = mutants, checks
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]

@@ -15,7 +15,7 @@ COUNTS = (
 BY_POSITION = "batchnorm_past/batchnorm_position"
 TWO_STREAMS = "resi_dual/siamese/x0_lambdas"
 ONE_STREAM = "b2t/gpas/norm_preserving/parallel/parallel_two_norms"
-STREAMS_FILE, HYPER, MHC = "streams", "hyper_connections", "identity_hc/mhc"
+STREAMS_FILE, HYPER, MHC = "streams", "hyper_connections", "identity_hc"
 GATED, ATTN_RES = "gated_residual", "attn_res"
 REPLACES = (
     "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
@@ -276,7 +276,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         for line, fields in zip(REPLACES[::2], REPLACES[1::2], strict=True)
     },
     (
-        "identity_hc/mhc",
+        "identity_hc",
         f"return {START}  ->  return {START.replace('self', START, 1)}",
     ): "the same field is replaced by the same value twice",
     (

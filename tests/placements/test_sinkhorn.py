@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +35,7 @@ def result_and_gradient(matrix: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("of_sigmoid", [False, True])
 @pytest.mark.parametrize("n", [2, 4, 7])
 def test_equals_the_scaling_vectors(n: int, of_sigmoid: bool, iterations: int) -> None:
-    scores = random_scores(3, 5, n, n)
+    scores = random_scores(3, 2, 5, n, n)
     expected = STREAM_FUNCTIONS["sinkhorn"](scores, iterations, of_sigmoid=of_sigmoid)
     found = sinkhorn(scores, iterations, of_sigmoid=of_sigmoid)
     for ours, theirs in zip(result_and_gradient(found, scores), result_and_gradient(expected, scores), strict=True):
@@ -77,6 +80,80 @@ def test_of_stacked_runs_is_compiled() -> None:
         result_and_gradient(compiled(scores), scores), result_and_gradient(stacked(scores), scores), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_second_derivative_leaves_its_inputs_as_they_are() -> None:
+    grad, scores = random_scores(4, 4, 6), random_scores(4, 4, 6).detach()
+    torch.autograd.grad(module.backward(grad, scores, 3, False).sum(), grad)
+    assert not scores.requires_grad
+
+
+# The kernels of a GPU.
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_gpu_computes_each_way_by_one_kernel(is_stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins of the kernels check what they are given, and compute by the operations of torch."""
+
+    def matrix(scores: Tensor) -> Tensor:
+        if is_stacked:
+            return torch.vmap(lambda scores: sinkhorn(scores, 4), in_dims=1)(scores)
+        return sinkhorn(scores, 4)
+
+    scores = random_scores(3, 2, 5, 4, 4)
+    expected = result_and_gradient(matrix(scores), scores)
+    on_gpu, calls = [True], list[str]()
+
+    def by_torch(operation: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        *tensors, iterations, of_sigmoid, eps = arguments
+        assert (iterations, of_sigmoid, eps) == (4, False, module.EPS)
+        # A kernel reads the numbers of neighbouring tokens as neighbours.
+        for tensor in tensors:
+            assert tensor.shape[:2] == (4, 4)
+            assert tensor.is_contiguous()
+        on_gpu[0] = False
+        result = operation(*tensors, iterations, of_sigmoid)
+        on_gpu[0] = True
+        return result
+
+    def forward(*arguments: Any) -> Tensor:
+        calls.append("forward")
+        return by_torch(module.forward, *arguments)
+
+    def backward(*arguments: Any) -> Tensor:
+        calls.append("backward")
+        return by_torch(module.backward, *arguments)
+
+    kernels = SimpleNamespace(forward=forward, backward=backward)
+    monkeypatch.setitem(sys.modules, "normlab.catalogue.kernels.sinkhorn", kernels)
+    monkeypatch.setattr("normlab.catalogue.kernels.sinkhorn", kernels, raising=False)
+    monkeypatch.setattr(module, "has_kernels", lambda scores: on_gpu[0])
+    found = result_and_gradient(matrix(scores), scores)
+    assert calls == ["forward", "backward"]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "capability", "missing", "expected"),
+    [
+        ({}, (7, 0), "", True),
+        ({"dtype": torch.float64}, (9, 0), "", True),
+        ({"dtype": torch.bfloat16}, (9, 0), "", False),
+        ({"is_cuda": False}, (9, 0), "", False),
+        ({}, (6, 1), "", False),
+        ({}, (9, 0), "triton is not installed; install it", False),
+    ],
+)
+def test_kernels_are_for_dtypes_and_gpus_that_triton_has(
+    tensor: dict[str, Any], capability: tuple[int, int], missing: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores: Any = SimpleNamespace(**{"is_cuda": True, "dtype": torch.float32, "device": "this GPU"} | tensor)
+    monkeypatch.setattr(module, "missing_compiler", {"cuda": missing}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {"this GPU": capability}.__getitem__)
+    module.can_compile.cache_clear()
+    assert module.has_kernels(scores) is expected
+    module.can_compile.cache_clear()
 
 
 def compare_kernels(device: str) -> None:

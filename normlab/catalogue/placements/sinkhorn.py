@@ -53,11 +53,11 @@ def by_autograd(scores_nn: Tensor, iterations: int, of_sigmoid: bool) -> Tensor:
 def has_kernels(scores: Tensor) -> bool:
     """Return whether kernels of a GPU compute this tensor; otherwise the operations of torch do."""
     # Triton has the exponential function of these dtypes only.
-    return scores.is_cuda and scores.dtype in (torch.float32, torch.float64) and _can_compile(scores.device)
+    return scores.is_cuda and scores.dtype in (torch.float32, torch.float64) and can_compile(scores.device)
 
 
 @cache
-def _can_compile(device: torch.device) -> bool:
+def can_compile(device: torch.device) -> bool:
     """Return whether Triton can compile kernels for a GPU; it needs one of compute capability 7.0."""
     return not missing_compiler("cuda") and torch.cuda.get_device_capability(device) >= (7, 0)
 

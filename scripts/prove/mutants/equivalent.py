@@ -49,8 +49,6 @@ ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares seve
 
 FACTORS = "the factors of a product in the other order"
 FROM_THE_FRONT = "the same axis, counted from the front"
-SCORES = "scores_nn = scores.movedim((-2, -1), (0, 1)).contiguous()"
-MATRIX = "return forward(scores_nn, iterations, of_sigmoid).movedim((0, 1), (-2, -1))"
 NO_STATE = "states_BTND = torch.zeros_like(x_BTD)[..., None, :]"
 COUNTER = "self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))"
 LENGTHS = "the lists have equal lengths"
@@ -139,11 +137,8 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     *((MHC, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
         (".flatten(", "numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))"),
         (".flatten(", "numbers_BTn = self.fn(rms_normed(x_BTnD.flatten(-2), eps=self.eps))"),)),
-    *(("sinkhorn", FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
-        ("scores.movedim((", SCORES), ("(0, 1), (", MATRIX))),
-    ("sinkhorn", "only the order in memory", SCORES, ".contiguous()", ""),
-    *(("sinkhorn", "two of four axes change places with the other two", line, *axes) for line, axes in (
-        (SCORES, ("(-2, -1), (0, 1)", "(0, 1), (-2, -1)")), (MATRIX, ("(0, 1), (-2, -1)", "(-2, -1), (0, 1)")))),
+    ("sinkhorn", "no capability is (7,)", "return not missing_compiler('cuda') and "
+     "torch.cuda.get_device_capability(device) >= (7, 0)", "(7, 0)", "(7,)"),
     (HYPER, FROM_THE_FRONT, "self.mixing = parameter(torch.cat([first_n1, torch.eye(n)], -1), role='scalar')",
      "-1", "1"),
     *((MHC, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "

@@ -137,7 +137,7 @@ def checks_then_tests(checks: Checks, tests: tuple[str, ...]) -> Iterator[Check]
     yield from test_checks(*tests)
 
 
-STREAM_TESTS = "placements/test_streams.py"
+STREAM_TESTS, RESIDUAL_TESTS = "placements/test_streams.py", "placements/test_residual_options.py"
 ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "rmsnorm": ("norms/test_taper.py", "norms/test_rms_norm_kernel.py"),
     "layernorm": ("norms/test_taper.py",),
@@ -148,8 +148,9 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
         f"{STREAM_TESTS}::test_ids_of_runs_without_the_later_options_stay",
     ),
     "sinkhorn": ("placements/test_sinkhorn.py",),
+    "wiring": (f"{RESIDUAL_TESTS}::test_vectors_keep_the_dtype_of_the_stream",),
     "mixing": (f"{STREAM_TESTS}::test_another_mixing_starts_near_the_identity",),
-    "formula_rewriting": ("placements/test_residual_options.py::test_affine_is_put_on_both_terms_of_a_sum",),
+    "formula_rewriting": (f"{RESIDUAL_TESTS}::test_affine_is_put_on_both_terms_of_a_sum",),
 }
 """Tests of what no check of `verify` compares: roundings, defaults of other code, second derivatives, unusual sums."""
 SHARED: dict[str, Checks] = {

@@ -54,6 +54,12 @@ def test_forms_that_the_kernel_computes(options: dict[str, Any], is_fused: bool,
     assert calls == [0.25] * is_fused
 
 
+def test_a_cpu_computes_by_separate_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are faster there than the operations that torch has in place of the kernel."""
+    monkeypatch.delattr(rmsnorm, "rms_norm")
+    assert RMSNormConfig().build(8)(torch.ones(2, 8)).shape == (2, 8)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("has_gain", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -154,10 +154,7 @@ def _norms_in_blocks(config: RunConfig) -> Iterator[tuple[PlacedNorm, int]]:
     for placed in config.placed_norms:
         if placed.layer is None or placed.norm.is_identity:
             continue
-        numbers = math.prod(placed.shape)
-        if placed.site == "streams":
-            numbers *= config.placement.streams_in_tensors[0]
-        yield placed, numbers
+        yield placed, math.prod(placed.shape)
 
 
 def _stacked(config: RunConfig, tokens: int, saved: int, most: int) -> int:

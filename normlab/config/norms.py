@@ -21,7 +21,7 @@ class PlacedNorm:
     layer: int | None
     """The block, from 0; None outside the blocks."""
     shape: tuple[int, ...]
-    """The shape of a token's vector there; (H, K) for the vectors of H heads."""
+    """The shape of a token's vector there; (H, K) for the vectors of H heads, (n, D) for n streams with one norm."""
     norm: NormConfig
     """Its options."""
 
@@ -61,7 +61,10 @@ def _places(placement: Placement, model: ModelConfig) -> Iterator[tuple[str, int
         if model.v_norm:
             yield "v", layer, of_heads
         for site in placement.wiring_sites(layer, model.depth):
-            yield site, layer, (model.width,)
+            shape = (model.width,)
+            if site == "streams":
+                shape = placement.streams_in_tensors[0], model.width
+            yield site, layer, shape
     for site in placement.end_sites():
         yield site, None, (model.width,)
 

@@ -69,6 +69,7 @@ def pairs():
         yield name, "pre", "head"
     for placement in all_placements:
         yield "batchnorm_past", placement, "full"
+    yield "gatednorm", "hyper_connections", "head"
 
 
 @pytest.mark.few(10)

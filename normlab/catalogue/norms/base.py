@@ -208,7 +208,7 @@ class NormConfig:
         """Return the FLOPs of the norm's matrix products, forward and backward, for an input of this shape.
 
         Args:
-            shape: `(B, T, D)`, or `(B, T, H, D)` for the vectors of heads.
+            shape: `(B, T, D)`, or with one axis more, `(B, T, H, D)`, for the vectors of heads or several streams.
         """
         return 0
 

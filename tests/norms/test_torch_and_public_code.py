@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normlab.base.paths import config_dir
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.norms.batchnorm import BatchNorm
-from normlab.catalogue.norms.layernorm import LayerNorm
+from normlab.catalogue.norms.layernorm import LayerNorm, LayerNormConfig
 from normlab.catalogue.norms.rmsnorm import RMSNorm, RMSNormConfig
 from normlab.config.compose import compose_run
 from support.tolerance import assert_equal, float32_as_float64
@@ -329,3 +329,16 @@ def test_gatednorm_is_that_of_axk2() -> None:
         x = draw(5, WIDTH)
         ours_now = outcome(ours, x, [parameter for parameter, _ in pairs])
         assert_same(ours_now, outcome(theirs, x, [reference for _, reference in pairs]))
+
+
+def test_layernorm_keeps_its_input_only() -> None:
+    """Of tensors as large as the input, for the backward pass; the memory estimate knows it from `keeps_normalised`."""
+    config, x_D, kept = LayerNormConfig(), torch.randn(3, WIDTH, requires_grad=True), list[Tensor]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        config.build(WIDTH)(x_D)
+    assert sum(tensor.shape == x_D.shape for tensor in kept) == 1 + config.keeps_normalised

@@ -64,7 +64,7 @@ EXCLUDED = ("validate", "check_width", "check_norm", "check_streams", "reject_un
               "is_plain_sum", "all_sub_layers", "_without_norms", "layers",
               "all_initial_values",
               "matmul_flops", "matmul_weights", "kept_numbers", "kept_with_input", "streams_in_tensors",
-              "is_parallel", "keeps_normalised",
+              "is_parallel",
               "parameters", *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.catalogue.norms.pointwise": ("FUNCTIONS",), "normlab.catalogue.placements.ngpt": ("ROWS", "COLUMNS")}

@@ -140,7 +140,7 @@ def checks_then_tests(checks: Checks, tests: tuple[str, ...]) -> Iterator[Check]
 STREAM_TESTS, RESIDUAL_TESTS = "placements/test_streams.py", "placements/test_residual_options.py"
 ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "rmsnorm": ("norms/test_taper.py", "norms/test_rms_norm_kernel.py"),
-    "layernorm": ("norms/test_taper.py",),
+    "layernorm": ("norms/test_taper.py", "norms/test_torch_and_public_code.py::test_layernorm_keeps_its_input_only"),
     "taper": ("norms/test_taper.py",),
     "gated_residual": (f"{STREAM_TESTS}::test_the_default_rank_is_that_of_the_class_at_its_width",),
     "identity_hc": (

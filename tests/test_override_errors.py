@@ -293,3 +293,28 @@ def test_the_table_of_options_prints_their_choices(run_command: Command, monkeyp
     for entry in catalogue.options():
         if choices := entry.get("choices"):
             assert lines[entry["name"]].endswith(f" ({', '.join(choices)})")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optim.lr=${normlab.power:0,-1}", "optim.lr=nan: must be a finite number"),
+        ("model.embed_scale=${normlab.power:-2,0.5}", "model.embed_scale=nan: must be a finite number"),
+        ("model.embed_scale=${normlab.power:10,1000}", "model.embed_scale=nan: must be a finite number"),
+        ("model.embed_scale=${normlab.power:a,1}", "model.embed_scale=nan: must be a finite number"),
+        ("model.heads=${normlab.divide:4,0}", "model.heads=0: must be at least 1"),
+        ("model.heads=${normlab.divide:a,2}", "model.heads=0: must be at least 1"),
+    ],
+)
+def test_a_function_of_a_reference_gives_no_value_where_it_has_none(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_run([override])
+    assert str(error.value) == said
+
+
+def test_a_config_file_without_a_defaults_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("norm: {eps: 1e-3}\n")
+    for more in ([], ["model=gpt2_nano"], ["train.steps=3"]):
+        with pytest.raises(ConfigError) as error:
+            compose_run(more, UserConfigs(str(tmp_path), "my"))
+        assert str(error.value) == "--config-name: not a config of a run; start its defaults list with train"

@@ -219,7 +219,8 @@ class Cell:
 
     def _warnings_of_rates(self) -> list[str]:
         """Return why the best learning rate may not be the best one, one reason per line."""
-        if self.completed and not self.has_learned:
+        # A run of no steps measures an initial model, which nobody expects to have learned.
+        if self.completed and not self.has_learned and any(run.config.train.steps for run in self.completed):
             return [
                 "no run has learned, so a comparison says only that; train longer, or set other options (pitfalls: "
                 "normlab list norms NAME, normlab list placements NAME)"

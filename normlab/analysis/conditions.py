@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from normlab.analysis.settings import format_setting, resolve_options, setting, sort_key
 from normlab.base.errors import ConfigError, did_you_mean, shorten
 from normlab.catalogue import entries as catalogue
+from normlab.store.format import DAMAGED
 from normlab.store.record import RunEntry, Setting
 
 AnyEntry = TypeVar("AnyEntry", bound=RunEntry)
@@ -90,13 +91,17 @@ def select_where(runs: Sequence[AnyEntry], where: Sequence[str], flag: str = "--
         condition = replace(short, option=option)
         values: set[Setting] = set()
         matches: list[AnyEntry] = []
+        problems: list[str] = []
         for run in selected:
             value = setting(run, option)
-            values.add(value)
+            if run.state == DAMAGED:  # its values are not known
+                problems.append(run.problem)
+            else:
+                values.add(value)
             if condition.accepts(value):
                 matches.append(run)
         if not matches:
-            raise ConfigError(f"{flag} {_no_match(condition, met, values)}")
+            raise ConfigError("; ".join([f"{flag} {_no_match(condition, met, values)}", *problems[:1]]))
         met.append(condition)
         selected = matches
     return selected
@@ -112,4 +117,5 @@ def _no_match(condition: Condition, met: Sequence[Condition], values: Iterable[S
     # A condition with `=` names one value, which may be misspelt.
     if condition.sign in ("=", "=="):
         guess = did_you_mean(condition.value, texts, catalogue.titles(condition.option))
-    return f"{condition}: no run{earlier} matches{guess}; {condition.option} is {shorten(texts)}"
+    known = f"; {condition.option} is {shorten(texts)}" if texts else ""
+    return f"{condition}: no run{earlier} matches{guess}{known}"

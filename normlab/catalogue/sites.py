@@ -92,7 +92,8 @@ def selected_layers(site: str, text: Any, depth: int) -> Sequence[int]:
     Raises:
         ConfigError: The text is neither, or selects none of the blocks.
     """
-    setting = f"norm.at.{site}.{LAYERS}={override_text(text)}"
+    # In quotes, since a slice ends with a colon, as the setting does in a message.
+    setting = f"norm.at.{site}.{LAYERS}='{override_text(text)}'"
     numbers: list[int | None] = []
     try:
         for part in str(text).split(":"):

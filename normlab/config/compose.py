@@ -31,14 +31,16 @@ from normlab.base.plugins import load_plugins
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.placements.base import load_all as load_placements
+from normlab.catalogue.sites import split_key
 from normlab.config import arms
 from normlab.config.config_folders import SCHEMA, ConfigFolders, no_such_config
-from normlab.config.known_options import GROUPS, OF_SITES, SECTIONS, is_in, list_options, text_options
+from normlab.config.known_options import GROUPS, OF_SITES, SECTIONS, is_in, list_options, option_types, text_options
 from normlab.config.option_names import empty_list_hint
 from normlab.config.override_checks import (
     check_config_exists,
     check_recipe,
     check_references,
+    check_type,
     check_values,
     no_config_of_a_run,
     sets_values,
@@ -256,6 +258,10 @@ def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConf
     folders = _folders(job, configs)
     if folders.are_listable and not folders.has("", configs.name):
         raise no_such_config(configs.name)
+    # Without a defaults list it has none of the groups that an override chooses from.
+    content = folders.content("", configs.name)
+    if folders.are_listable and content and not content.get("defaults"):
+        raise no_config_of_a_run()
     for override in job:
         check_config_exists(override, folders)
     check_recipe(job, folders)
@@ -311,15 +317,29 @@ class _ConfigDir(SearchPathPlugin):
 def _set_value(config: DictConfig, override: Override, job: Sequence[Override]) -> None:
     """Set a value in a composed config as Hydra does, after the config groups are merged."""
     if is_in(override.key_or_group, OF_SITES):
-        # One mapping by dotted names, since a name may be a norm's, `final`, and have options, `final.eps`.
-        with open_dict(config):
-            config.norm.at[override.key_or_group.removeprefix(f"{OF_SITES}.")] = override.value()
+        _set_at_site(config, override)
         return
     if override.key_or_group == OF_SITES:
         raise ConfigError(f"{override.input_line}: {OF_SITES} is a section; set {OF_SITES}.final=NORM, for example")
     check_values(config, override, job)
     with printing_refusals((override,)):
         OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+
+
+def _set_at_site(config: DictConfig, override: Override) -> None:
+    """Set a value of `norm.at`, one mapping by dotted names: a site's, `final`, or an option's, `final.eps`."""
+    key, value = override.key_or_group.removeprefix(f"{OF_SITES}."), override.value()
+    _, name = split_key(key)
+    with open_dict(config):
+        # Null in place of a norm takes back what a file sets: its options there are left out already.
+        if not name and value is None:
+            config.norm.at.pop(key, None)
+            return
+        # All norms that have an option of this name have it with one type.
+        kind = option_types().get(f"norm.{name}")
+        if kind is not None:
+            check_type(override.key_or_group, kind, value, (override,))
+        config.norm.at[key] = value
 
 
 def _leave_out_replaced_sites(config: DictConfig, values: Sequence[Override]) -> None:

@@ -26,14 +26,13 @@ from normlab.system import cgroup
 VOCAB_SIZE = 257
 """Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""
 PEAK_FACTOR = 2
-"""Most times the estimate that the tensors of a step take, for the shapes that the tests measure."""
+"""The tensors of a step take at most this many times the estimate, for the shapes that the tests measure."""
 LARGE_LOGITS = 2**26
 """Values of one run's logits in a micro-batch above which they are computed in chunks, and values of one chunk of all
 runs: 256 MiB in float32. Smaller logits are computed at once."""
 STACK_BYTES = {"cpu": 2**21, "cuda": 5 * 2**25}
 """Most bytes of observed tensors that are stacked for their statistics, by device. It limits the memory of the stack,
-and that of the tensors that autograd does not keep; on a device, the work on larger tensors takes longer than its
-start."""
+and that of the tensors that autograd does not keep; on a GPU, larger tensors take longer than the start of a kernel."""
 MOST_CHUNKS = 16
 """Most chunks of a micro-batch, because a compiled head repeats the code for each. Chunks are larger then."""
 INSIDE = (*parts_of("qk"), "v", *parts_of("inner"))
@@ -80,7 +79,8 @@ def estimate(
     multiple = ALIGNMENT if runs > 1 else 1
     weights = 4 * runs * num_weights(config, vocab_size, multiple)
     embeddings = 4 * runs * num_embeddings(config, vocab_size, multiple)
-    # The kernels of a GPU compute again what a single run's gain multiplies; those of a pack do not take the gains.
+    # For a single run, the kernel of a GPU computes again what the gain multiplies. In a pack the gain is multiplied
+    # outside of the kernel, so that this tensor is kept.
     keeps_normalised = runs > 1 or device == "cpu"
     blocks = _saved_by_blocks(config, tokens, size, compiled=compiled, keeps_normalised=keeps_normalised)
     if (runs > 1 and device == "cpu" and not compiled) or model.attn_softcap is not None:
@@ -150,7 +150,7 @@ def _saved_by_blocks(config: RunConfig, tokens: int, size: int, *, compiled: boo
 
 
 def _norms_in_blocks(config: RunConfig) -> Iterator[tuple[PlacedNorm, int]]:
-    """Yield each norm of the blocks but identities, and how many numbers of a token it normalises."""
+    """Yield each norm in the blocks that is not `none`, and how many numbers of a token it normalises."""
     for placed in config.placed_norms:
         if placed.layer is None or placed.norm.is_identity:
             continue
@@ -158,7 +158,7 @@ def _norms_in_blocks(config: RunConfig) -> Iterator[tuple[PlacedNorm, int]]:
 
 
 def _stacked(config: RunConfig, tokens: int, saved: int, most: int) -> int:
-    """Return the bytes by which a measured step exceeds the `saved` bytes of its blocks, for its statistics.
+    """Return how many bytes more than the `saved` ones of its blocks a measured step has, for its statistics.
 
     The observed tensors of as many blocks as fit into `most` bytes are copied into stacks, in float32: the stream that
     enters a block, what each sub-layer adds to it, the output of each norm, each of several streams and their sum.
@@ -183,7 +183,7 @@ def _stacked(config: RunConfig, tokens: int, saved: int, most: int) -> int:
             vectors = 2 if placed.site in INSIDE else 1
             block += 4 * tokens * vectors * numbers // model.depth
     blocks = min(model.depth, most // max(block, 1))
-    # The blocks behind the last full stack are not saved yet when its statistics are computed.
+    # While the last full stack is computed, the blocks behind it have not run and have saved nothing.
     remaining = model.depth % blocks if blocks else 0
     return max(blocks * block - saved * remaining // model.depth, 0)
 

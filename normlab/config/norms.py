@@ -100,7 +100,8 @@ def check_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> N
         checked.append(case)
         is_changed = part.site in changed
         try:
-            # At other sites the norm has the options of the run, and what the site itself changes contradicts none.
+            # At other sites the norm has the options of the run, which are checked already. What a site changes by
+            # itself contradicts none of them.
             if is_changed:
                 part.norm.validate()
             part.norm.check_width(part.shape[-1])
@@ -108,14 +109,24 @@ def check_norms(norm: NormConfig, placement: Placement, model: ModelConfig) -> N
         except ConfigError as error:
             if not is_changed:
                 raise
-            # The message names an option of the norm, such as norm.groups.
-            raise ConfigError(f"norm.at.{part.site}: {error}") from error
+            raise ConfigError(_at_site(part.site, str(error))) from error
+
+
+def _at_site(site: str, message: str) -> str:
+    """Return a message about a norm as one about the norm at a site: `norm.groups=4: ...` has the site in its name."""
+    for sign in ".=":
+        if message.startswith(f"norm{sign}"):
+            return f"norm.at.{site}{message.removeprefix('norm')}"
+    return f"norm.at.{site}: {message}"
 
 
 def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str]) -> None:
     """Check that a key of `norm.at` is for a site where the model has a norm."""
     site, name = split_key(key)
-    setting = f"norm.at.{key}={override_text(norm.at[key])}"
+    value = override_text(norm.at[key])
+    if name == LAYERS:
+        value = f"'{value}'"  # a slice ends with a colon, as the setting does in a message
+    setting = f"norm.at.{key}={value}"
     if not set(parts_of(site)) & set(present):
         known = [name for name in SITES if set(parts_of(name)) & set(present)]
         has = f"has norms at {', '.join(known)}" if known else "has no norms"

@@ -10,11 +10,12 @@ from typing import Any
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
 from normlab.base.errors import ConfigError, unknown
+from normlab.base.options import option_fields, override_text
 from normlab.base.paths import config_dir
 from normlab.catalogue import entries as catalogue
 from normlab.catalogue.corpora import DATA, HubData, corpus_hint
 from normlab.catalogue.other_names import OTHER_NAMES
-from normlab.catalogue.sites import SITES
+from normlab.catalogue.sites import SITES, split_key
 from normlab.config.config_folders import ConfigFolders
 from normlab.config.known_options import (
     GROUPS,
@@ -26,11 +27,12 @@ from normlab.config.known_options import (
     requirement,
 )
 from normlab.config.option_names import NOTHING, empty_list_hint, hint
+from normlab.config.schema import RunConfig
 
 _OPTION = re.compile(r"[~+]*[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*(@[\w.]*)?")
 """The part of an override before its `=`."""
-_AT_SITE = re.compile(r"norm\.at\.(\w+): norm\.(\w+)")
-"""The start of a message about an option of the norm at a site: `norm.at.output_mlp: norm.eps=-1: ...`."""
+_AT_SITE = re.compile(r"norm\.at\.(\w+)\.(\w+)=")
+"""The start of a message about an option of the norm at a site: `norm.at.output_mlp.eps=-1: ...`."""
 _BRACKETS = ("[]", "{}", "()")
 
 
@@ -55,12 +57,36 @@ def naming_recipe(job: Sequence[Override], folders: ConfigFolders) -> Iterator[N
         if recipe is None:
             raise
         of_recipe = set(_options_in(folders.content("recipe", str(recipe.value()))))
-        for name in _options_of_error(str(error)):
-            if any(_sets(override, name) for override in job):
-                break
-            if name in of_recipe:
-                raise ConfigError(f"{error} ({recipe.input_line} sets {name})") from error
-        raise
+        name = _option_of_recipe(str(error), of_recipe, job)
+        if name is None:
+            raise
+        raise ConfigError(f"{error} ({recipe.input_line} sets {name}{_remedy(name)})") from error
+
+
+def _option_of_recipe(message: str, of_recipe: Collection[str], job: Sequence[Override]) -> str | None:
+    """Return the option of a recipe, set by no override of the job, that a message is about; None if there is none."""
+    for name in _options_of_error(message):
+        # What the command sets for a site wins over what the recipe sets for a wider one.
+        if any(_sets(override, name) for override in job):
+            break
+        if name in of_recipe:
+            return name
+    # The message may begin with an option of the command that does not fit one of the recipe.
+    for name in re.findall(r"(\w+\.[\w.]+)=", message):
+        if name in of_recipe and not any(_sets(override, name) for override in job):
+            return name
+    return None
+
+
+def _remedy(option: str) -> str:
+    """Return how the command takes back an option of a recipe, after a semicolon; nothing if the default is unknown."""
+    if is_in(option, OF_SITES):
+        site, _ = split_key(option.removeprefix(f"{OF_SITES}."))
+        return f"; {OF_SITES}.{site}=null takes back what it sets there"
+    for name, field in option_fields(RunConfig):
+        if name == option and field.default is not dataclasses.MISSING:
+            return f"; the default is {name}={override_text(field.default)}"
+    return ""
 
 
 def _options_of_error(message: str) -> list[str]:

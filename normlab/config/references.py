@@ -3,25 +3,27 @@
 `${normlab.power:${model.width},0.5}` is the root of the width, also of one that the command sets.
 """
 
+import math
+
 from omegaconf import OmegaConf
 
 
 def power(base: float, exponent: float) -> float:
-    """Return base^exponent, and 1 for arguments that the check of the referenced option reports."""
+    """Return base^exponent, and NaN where it is no real number: the check of the option that has it reports NaN."""
     try:
         # Of floats: a whole number with a large exponent would take for ever.
         result = float(base) ** float(exponent)
     except (ValueError, TypeError, ArithmeticError):
-        return 1.0
-    return result if isinstance(result, float) else 1.0
+        return math.nan
+    return result if isinstance(result, float) else math.nan
 
 
 def divide(number: int, divisor: int) -> int:
-    """Return a whole number over another one, rounded down to at least 1, and 1 for such arguments."""
+    """Return a whole number over another one, rounded down to at least 1, and 0 where there is none."""
     try:
         return max(1, int(number) // int(divisor))
     except (ValueError, TypeError, ArithmeticError):
-        return 1
+        return 0
 
 
 def register_functions() -> None:

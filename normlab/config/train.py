@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.base.errors import ConfigError
-from normlab.base.options import option
+from normlab.base.options import option, override_text
 from normlab.base.parsing import is_whole_number
 from normlab.config.option_names import empty_list_hint
 
@@ -55,14 +55,16 @@ class TrainConfig:
         if not isinstance(values, list):
             values = [values]
         if not all(is_whole_number(str(value)) for value in values):
-            typed = "null" if self.keep is None else str(self.keep)
+            typed = override_text(self.keep)
             nearest = empty_list_hint(typed)
             raise ConfigError(
                 f"train.keep={typed}{nearest}: must be {LOG} or a list of steps, such as train.keep=[0,100]"
             )
         self.keep = [int(value) for value in values]
         if max(self.keep, default=0) > self.steps:
-            raise ConfigError(f"train.keep={self.keep}: has a step after the last one, train.steps={self.steps}")
+            raise ConfigError(
+                f"train.keep={override_text(self.keep)}: has a step after the last one, train.steps={self.steps}"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -227,7 +227,9 @@ def _listed(paths: Iterable[str]) -> list[Source]:
         if path.is_dir():
             below = files_of_folder(path)
         if not below:
-            raise DataError(f"data.path={name}: has no files, or only hidden ones and results; add text files")
+            raise DataError(
+                f"data.path={name}: has no files, or only hidden files and folders of results; add text files"
+            )
         # By the file that a link leads to: a text that is listed twice would count twice.
         for source in below:
             sources.setdefault(source.path.resolve(), source)

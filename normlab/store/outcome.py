@@ -45,7 +45,7 @@ DESCRIPTIONS = {
     "tokens occur",
     REGRESSED: "the final loss has a worse level than the best loss: the run lost what it had learned",
     DIVERGED: "the loss or gradient was NaN or infinite, or the final loss is more than "
-    f"{MARGIN:g} nat/token above ln V and the initial loss",
+    f"{MARGIN:g} nat/token above both ln V and the initial loss",
 }
 """The outcomes in short, for notes below tables; the table above has the complete rules."""
 

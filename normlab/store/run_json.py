@@ -82,7 +82,7 @@ class RecordedCorpus:
     split: str = ""
     """What is held out for validation: complete `documents`, or their `tails`."""
     changed_share: float | None = None
-    """Share of the characters of a sample of the text that the tokenizer changes; None in older records."""
+    """Share of the characters of a sample of the text that the tokenizer changes; None if it is not known."""
     read: TextRead
     source: dict[str, str | None] | None = None
     """A dataset of the hub: its name, subset, split and commit."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import StoreError
-from normlab.store.format import DAMAGED, KILLED, PLAN_FILE
+from normlab.store.format import PLAN_FILE
 from normlab.store.plans import Plan, PlannedRun, read_plan, run_of, study_of
 from normlab.store.query import NOT_STARTED, Folder, is_run, sweep_folders
-from normlab.store.record import as_setting
+from normlab.store.record import RunRecord, as_setting
 from normlab.sweeps.removal import size_of
 
 MOST_VALUES = 6
@@ -47,17 +47,12 @@ def _row(folder: Path) -> dict[str, Any]:
             states[NOT_STARTED] += 1
             continue
         size += size_of(run.path)
-        try:
-            state, status = run.state_and_status()
-        except StoreError:
-            states[DAMAGED] += 1
-            continue
-        result = status.outcome or state
-        # As in RunRecord.load, which all other readers use.
-        if state == KILLED and run.has_lost_status():
-            result = DAMAGED
-        states[result] += 1
-        changed = max(changed, status.updated or 0)
+        record = RunRecord.read(run)
+        if isinstance(record, RunRecord):
+            states[record.status.outcome or record.state] += 1
+            changed = max(changed, record.status.updated or 0)
+        else:
+            states[record.state] += 1
     texts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     study = study_of(plan.notes)
     return row | {

@@ -24,7 +24,7 @@ from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
 from normlab.sweeps.equal_functions import equal_functions, other_init_rules
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
-from normlab.sweeps.stored_plan import all_completed, is_completed, reconcile
+from normlab.sweeps.stored_plan import all_completed, is_completed, is_intact_and_completed, reconcile
 from normlab.system.cgroup import allowed_cores
 from normlab.training.changed_plugins import change_warnings, check_same_code
 from normlab.training.identity import identity, run_id_of
@@ -209,7 +209,7 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     for index, run in enumerate(runs):
         run_folder = run_of(folder, run.planned)
         _check_not_in_another_pack(run_folder, plan.name)
-        if not is_completed(run_folder):
+        if not is_intact_and_completed(run_folder):
             incomplete_runs.append(index)
             # It has a record already, and the runs of a pack start together.
             if run_folder.exists():

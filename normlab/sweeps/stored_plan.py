@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from normlab.base.errors import ConfigError, StoreError
+from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.store.format import COMPLETED_STATES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.runs import RunFolder
@@ -20,7 +20,7 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     Raises:
         ConfigError: The stored plan has other runs, other names of arms or another `sweep.pack`, or some of its
             completed runs were deleted.
-        StoreError: The status of a run cannot be read.
+        StoreError: The record of a run cannot be read.
     """
     # A run that was added, left out or changed has another id.
     run_by_id = {run.run_id: run for run in plan.runs}
@@ -30,8 +30,8 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
         if stored_ids < run_by_id.keys():
             hint = f"add --extend, or {OTHER_NAME}"
         raise ConfigError(
-            f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
-            f"overrides make {len(run_by_id)}, {len(stored_ids & run_by_id.keys())} in common); {hint}"
+            f"sweep.name={stored.name}: the existing sweep of this name has {counted(len(stored_ids), 'run')}; these "
+            f"overrides make {len(run_by_id)}, of which {len(stored_ids & run_by_id.keys())} are the same; {hint}"
         )
     if stored.pack != plan.pack:
         raise ConfigError(
@@ -47,7 +47,7 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
                 "or choose another sweep.name"
             )
     runs = [run_of(folder, run) for run in stored.runs]
-    completed = {index for index, run in enumerate(runs) if is_completed(run)}
+    completed = {index for index, run in enumerate(runs) if is_intact_and_completed(run)}
     # A run without a pack was completed when the plan was made, and the runs of a pack start and end together.
     pack_of: dict[int, list[int]] = {}
     for pack in stored.packs:
@@ -84,6 +84,18 @@ def is_completed(run: RunFolder) -> bool:
         StoreError: The status of the run cannot be read.
     """
     return run.exists() and run.read_status().state in COMPLETED_STATES
+
+
+def is_intact_and_completed(run: RunFolder) -> bool:
+    """Return whether a run has finished or diverged, for a plan, which trains it no more.
+
+    Raises:
+        StoreError: Its status or its run.json cannot be read: nothing else would report it.
+    """
+    if not is_completed(run):
+        return False
+    run.run()
+    return True
 
 
 def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:

@@ -126,7 +126,7 @@ def test_files_of_the_kernel_are_empty(tmp_path: Path) -> None:
 
 def test_empty_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("x")
-    with pytest.raises(DataError, match=r"has no files, or only hidden ones"):
+    with pytest.raises(DataError, match=r"has no files, or only hidden files"):
         find_sources(FilesData(path=[str(tmp_path)]))
 
 

@@ -5,6 +5,7 @@ left out or changed, one at a time, so that a setting which that comparison coul
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,12 +197,13 @@ def test_recipes_follow_the_size_of_the_model(width: int, heads: int) -> None:
     assert compose_run(["recipe=gemma4", *size, "model.embed_scale=2"]).model.embed_scale == 2
 
 
-def test_functions_of_references_give_a_number_for_each_argument() -> None:
+def test_functions_of_references_give_a_number_that_no_option_takes_where_they_have_none() -> None:
     assert (power(9, 0.5), power(4, -1), divide(20, 8), divide(7, 2), divide(3, 8)) == (3.0, 0.25, 2, 3, 1)
     for base, exponent in ((10, 10**9), (-8, 0.5), (0, -1), ("x", 2), (None, 2), ([], 2)):
-        assert power(base, exponent) == 1.0  # pyright: ignore[reportArgumentType]
-    for number, divisor in ((8, 0), (-8, 8), ("x", 2), (8, None), (float("inf"), 1)):
-        assert divide(number, divisor) == 1  # pyright: ignore[reportArgumentType]
+        assert math.isnan(power(base, exponent))  # pyright: ignore[reportArgumentType]
+    assert divide(-8, 8) == 1
+    for number, divisor in ((8, 0), ("x", 2), (8, None), (float("inf"), 1)):
+        assert divide(number, divisor) == 0  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_layers_select_blocks(layers: str, blocks: str) -> None:
         ("norm.at.final=none placement=post", "no norm at final, and norm.at adds none; it has norms at residual, "),
         ("norm.at.final.epz=1", "norm.at.final.epz=1: of norm=rmsnorm there: unknown option 'epz' (did you mean 'eps'"),
         ("norm.at.final=none norm.at.final.eps=1", "norm.at.final.eps=1: of norm=none there: it has no options"),
-        ("norm.at.final.eps=x", "norm.at.final.eps=x: Expected float, got str; set another value"),
+        ("norm.at.final.eps=x", "norm.at.final.eps=x: must be a number"),
         ("norm.at.final.eps=-1", "norm.at.final.eps=-1.0: must be at least 0"),
         ("norm.at.final.eps_mode=insde_ms", "norm.at.final.eps_mode=insde_ms (did you mean 'inside_ms'?): choose one "),
         (
@@ -94,19 +94,20 @@ def test_layers_select_blocks(layers: str, blocks: str) -> None:
         ),
         ("norm.at.final=rmsnrm", "norm.at.final=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?)"),
         ("norm.at.final=[1]", "norm.at.final=[1]: unknown norm '[1]'"),
-        ("norm.at.input.layers='1:'", "norm.at.input.layers=1:: selects blocks for no setting; add norm.at.input=NORM"),
-        ("norm.at.input=none norm.at.input.layers=2", "layers=2: no block or slice of model.depth=2 blocks"),
-        ("norm.at.input=none norm.at.input.layers='2:'", "layers=2:: selects none of model.depth=2 blocks"),
-        ("norm.at.input=none norm.at.input.layers=x", "layers=x: no block or slice of model.depth=2 blocks"),
-        ("norm.at.final=none norm.at.final.layers=1", "norm.at.final.layers=1: final is not in the blocks"),
+        ("norm.at.input.layers='1:'", "norm.at.input.layers='1:': selects blocks for no setting; add norm"),
+        ("norm.at.input=none norm.at.input.layers=2", "layers='2': no block or slice of model.depth=2 blocks"),
+        ("norm.at.input=none norm.at.input.layers='2:'", "layers='2:': selects none of model.depth=2 blocks"),
+        ("norm.at.input=none norm.at.input.layers=x", "layers='x': no block or slice of model.depth=2 blocks"),
+        ("norm.at.final=none norm.at.final.layers=1", "norm.at.final.layers='1': final is not in the blocks"),
         (
             "norm.at.final.unit_offset=true norm.at.final.gain=false",
-            "norm.at.final: norm.unit_offset=true: has no effe",
+            "norm.at.final.unit_offset=true: has no effect with",
         ),
         ("norm.at=none", "norm.at is a section; set norm.at.final=NORM, for example"),
-        ("norm.at.output=none placement=depth_scaled_sandwich", "norm=none: has no gain per channel, but placement=de"),
-        ("norm.at.final=groupnorm model.width=30 model.heads=2", "norm.at.final: norm.groups=4: does not divide"),
-        ("norm.at.final.gain=null", "norm.at.final.gain=null: Expected bool"),
+        ("norm.at.output=none placement=depth_scaled_sandwich", "norm.at.output_attn=none: has no gain per channel, b"),
+        ("norm.at.final=groupnorm model.width=30 model.heads=2", "norm.at.final.groups=4: does not divide"),
+        ("norm.at.final.gain=null", "norm.at.final.gain=null: must be true or false"),
+        ("norm.at.final=true", "norm.at.final=true: unknown norm 'true'"),
         ("norm.at.q.gain=false", "norm.at.q.gain=false: the model has no norm at q"),
     ],
 )
@@ -282,6 +283,8 @@ def test_a_wrong_setting_of_a_config_file_is_an_error_of_one_line(settings: str,
         ("recipe=hy4 placement=mhc", "placement.variant"),
         # The message is about the norm at a part of the site.
         ("recipe=muse_glimmer norm.at.output_mlp.gain=false", "norm.at.output.unit_offset"),
+        # The message begins with an option of the command.
+        ("recipe=gemma4 model.width=50 model.heads=2", "model.positions"),
     ],
 )
 def test_an_error_about_a_setting_of_a_recipe_names_it(overrides: str, setting: str) -> None:
@@ -289,7 +292,41 @@ def test_an_error_about_a_setting_of_a_recipe_names_it(overrides: str, setting: 
         compose_run(overrides.split())
     recipe = overrides.partition(" ")[0]
     assert str(error.value).count(recipe) == 1
-    assert str(error.value).endswith(f" ({recipe} sets {setting})")
+    assert f" ({recipe} sets {setting}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        ("recipe=zaya1 model.qk_norm=off", "norm.at.qk=null"),
+        ("recipe=zaya1 model.qk_norm=off norm.at.qk=null", "norm.at.k=null"),
+        ("recipe=hy4 model.positions=learned", "model.rope_theta=null"),
+        ("recipe=hy4 model.positions=learned model.rope_theta=null", "model.rope_fraction=1.0"),
+        ("recipe=muse_glimmer norm.at.output_mlp.gain=false", "norm.at.output=null"),
+    ],
+)
+def test_an_error_about_a_setting_of_a_recipe_says_how_to_take_it_back(overrides: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_run(overrides.split())
+    before = str(error.value)
+    assert f"{remedy} takes back" in before or before.endswith(f"; the default is {remedy})")
+    # With the remedy there is no error, or one about another setting.
+    after = ""
+    try:
+        compose_run([*overrides.split(), remedy])
+    except ConfigError as other:
+        after = str(other)
+    assert after != before
+
+
+def test_null_takes_back_what_a_recipe_sets_at_a_site() -> None:
+    plain = compose_run(["recipe=zaya1", "norm.at.qk=null", "norm.at.k=null"])
+    assert plain.norm.at == {}
+    assert compose_run(["norm.at.final=null"]).identity() == compose_run([]).identity()
+    # An option may be null: this is no norm.
+    assert (
+        compose_run(["norm.at.qk=l2norm", "norm.at.qk.radius=null", "model.qk_norm=head"]).norm.at["qk.radius"] is None
+    )
 
 
 def test_an_error_names_the_recipe_of_a_user(tmp_path: Path) -> None:

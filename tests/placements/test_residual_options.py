@@ -91,6 +91,7 @@ def test_declarations_of_rows_with_the_options_hold(name: str) -> None:
             "f = A(N(x)); x = (x + attn_skip_bias) * attn_skip_scale + (f + attn_branch_bias) * attn_branch_scale; "
             "f = x; x = (f + mlp_skip_bias) * mlp_skip_scale + (M(N(f)) + mlp_branch_bias) * mlp_branch_scale",
         ),
+        ("x = -(-x - F(N(x)))", "x = (--x + skip_bias) * skip_scale + (--F(N(x)) + branch_bias) * branch_scale"),
         # Formulas without such a sum.
         ("x = N(F(x))", "x = N(F(x))"),
         ("x = tanh(x + F(N(x)))", "x = tanh(x + F(N(x)))"),

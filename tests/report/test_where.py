@@ -2,6 +2,9 @@ import pytest
 
 from normlab.analysis.conditions import select_where
 from normlab.base.errors import ConfigError
+from normlab.store.format import DAMAGED
+from normlab.store.record import RunEntry
+from normlab.store.runs import RunFolder
 from support.made_runs import record_of
 
 CONFIGS = [
@@ -61,3 +64,10 @@ def test_invalid_conditions_are_errors(text, message):
     with pytest.raises(ConfigError, match=message) as raised:
         select_where(RUNS, [text])
     assert "\n" not in str(raised.value)
+
+
+def test_a_damaged_run_is_named_where_no_run_matches():
+    damaged = RunEntry(RunFolder("y"), DAMAGED, problem="y/run.json: is damaged")
+    with pytest.raises(ConfigError) as raised:
+        select_where([*RUNS, damaged], ["model.depth=5"])
+    assert str(raised.value) == "--where model.depth=5: no run matches; model.depth is 4, 8, 16; y/run.json: is damaged"

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -299,14 +300,14 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: FakeSweeps, ove
     options, composed = compose_sweep([*overrides, "sweep.name=x", "seed=5,6"])
     ours = make_plan(options, composed)
     fake_sweep("seed=0")
-    with pytest.raises(ConfigError, match=r"sweep.name=x: the existing sweep of this name has other runs \(1"):
+    with pytest.raises(ConfigError, match=r"sweep.name=x: the existing sweep of this name has 1 run; "):
         supervise(ours, options, RecordingDisplay())
 
 
 def test_a_sweep_is_extended(fake_sweep: FakeSweeps) -> None:
     """The new runs have packs of their own, with the threads of the old ones; a failed old run is not trained again."""
     first, _, folder = fake_sweep("seed=range(3)", "sweep.pack=2", ways={2: "raise"})
-    with pytest.raises(ConfigError, match=r"has other runs \(3, .* make 5, 3 in common\); add --extend, or choose"):
+    with pytest.raises(ConfigError, match=r"has 3 runs; .* make 5, of which 3 are the same; add --extend, or choose"):
         fake_sweep("seed=range(5)", "sweep.pack=2")
     result, _, _ = fake_sweep("seed=4,3,2,1,0", "sweep.pack=2", extend=True)
     plan = result.plan
@@ -329,7 +330,7 @@ def test_a_sweep_that_another_command_changes_is_not_extended(fake_sweep: FakeSw
     options, composed = compose_sweep([*overrides, "sweep.name=x", "sweep.pack=off", "seed=0,5"])
     ours = make_plan(options, composed, extend=True)
     fake_sweep("seed=0,1", extend=True)
-    with pytest.raises(ConfigError, match=r"has other runs \(2, .* make 2, 1 in common"):
+    with pytest.raises(ConfigError, match=r"has 2 runs; .* make 2, of which 1 are the same"):
         supervise(ours, options, RecordingDisplay())
 
 
@@ -404,3 +405,17 @@ def test_a_full_disk_does_not_make_a_pack_fail(fake_sweep: FakeSweeps) -> None:
     assert (first.code, first.failed) == (1, {})
     again, _, _ = fake_sweep("seed=0")
     assert again.code == 0
+
+
+@pytest.mark.parametrize("sweep", ["sweep.name=x", "sweep.name=second"])
+def test_a_completed_run_without_an_intact_run_json_is_an_error(
+    overrides: list[str], run_command: Command, fake_sweep: FakeSweeps, sweep: str, tmp_path: Path
+) -> None:
+    """The sweep would not train it again, and no table would have it."""
+    fake_sweep("seed=0,1")
+    run_file = sorted((tmp_path / "results" / "runs").glob("*/run.json"))[1]
+    run_file.write_text("{")
+    code, out, err = run_command("sweep", *overrides, "seed=0,1", "sweep.pack=off", sweep)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"error: {run_file}: is damaged \(.*\); restore a copy, or delete the run's folder .*\n", err)
+    assert [path.name for path in (tmp_path / "results" / "sweeps").iterdir()] == ["x"]

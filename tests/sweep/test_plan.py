@@ -154,7 +154,9 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     first.folder.mkdir(parents=True)
     write_plan(first.folder, first.plan)
     assert plan("sweep.name=mine", "seed=1,0").plan == first.plan
-    message = r"the existing sweep of this name has other runs \(2, .* make 3, 2 in .*completed are not trained again"
+    message = (
+        r"this name has 2 runs; these overrides make 3, of which 2 are the same; .*completed are not trained again"
+    )
     with pytest.raises(ConfigError, match=message):
         plan("sweep.name=mine", "seed=0,1,2")
     with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine started with sweep.pack=auto"):

@@ -79,6 +79,8 @@ def test_a_run_without_its_status_is_not_done(folder: Path, plan: Plan, capsys: 
     folder.mkdir(parents=True)
     write_plan(folder, plan)
     assert sweep_rows(folder.parent.parent)[0]["states"] == "1 damaged, 5 finished"
+    (run_of(folder, plan.runs[1]).path / "run.json").write_text("{")
+    assert sweep_rows(folder.parent.parent)[0]["states"] == "2 damaged, 4 finished"
 
 
 def test_result(folder: Path, plan: Plan) -> None:

@@ -97,7 +97,7 @@ def test_eval_and_export_read_them(tmp_path: Path, run_command: Command) -> None
 
 
 def test_steps_that_are_never_kept_are_named(tmp_path: Path, run_command: Command) -> None:
-    with pytest.raises(ConfigError, match=r"train.keep=\[2, 9\]: has a step after the last one, train.steps=6"):
+    with pytest.raises(ConfigError, match=r"train.keep=\[2,9\]: has a step after the last one, train.steps=6"):
         compose_run([*OVERRIDES, "train.steps=6", "train.keep=[2,9]"])
     trained(tmp_path, "train.keep=[2]")
     _, _, err = run_command("train", *OVERRIDES, f"results_dir={tmp_path}", *EVERY, "train.keep=[2,4]")

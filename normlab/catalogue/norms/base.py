@@ -112,7 +112,7 @@ class NormConfig:
 
     @property
     def keeps_normalised(self) -> bool:
-        """Whether the backward pass needs a second tensor as large as the input: what the gain multiplies."""
+        """Whether the backward pass needs what the gain multiplies, a tensor as large as the input, beside it."""
         return self.has_gain
 
     @property
@@ -196,7 +196,7 @@ class NormConfig:
         if name == self.name:
             return self
         if not isinstance(name, str) or name not in NORMS:
-            raise _no_norm(site, str(name))
+            raise _no_norm(site, override_text(name))
         return NORMS[name]()  # pyright: ignore[reportCallIssue]
 
     def build(self, width: int) -> nn.Module:

@@ -246,9 +246,9 @@ class Placement:
         return 0
 
     def kept_with_input(self, width: int) -> int:
-        """Return the float32 numbers of a token that share a tensor with what a sub-layer or its norm reads.
+        """Return the float32 numbers of a token that are kept because a sub-layer's input is a part of their tensor.
 
-        Whatever keeps the input for the backward pass keeps the whole tensor. The input itself is not counted.
+        What keeps the input for the backward pass keeps the whole tensor. The input itself is not counted.
         """
         return 0
 

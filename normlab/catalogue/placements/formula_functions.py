@@ -38,7 +38,8 @@ def _sum_of_permutations(weights: Tensor, n: int) -> Tensor:
     """Return the weighted sum by induction, while `mixing.PermutationSum` has a table of all matrices."""
     if n == 1:
         return weights[..., None]
-    # Neighbours in lexicographic order map row 0 to one column, and the other rows to the columns besides it.
+    # In lexicographic order the permutations that map row 0 to one column stand together. They map the other rows to
+    # the other columns.
     by_column = weights.unflatten(-1, (n, -1))
     other_rows = torch.zeros(())
     for column in range(n):

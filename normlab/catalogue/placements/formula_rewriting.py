@@ -50,6 +50,12 @@ class _Growth(ast.NodeTransformer):
     def _term(self, node: ast.expr) -> ast.expr:
         if _is_sum(node):
             return self.visit(node)
+        # A number times a sum that has a sub-layer: the factor belongs to a term of the sum.
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            if _is_sum(node.right) and not _holds_sub_layer(node.left):
+                return ast.BinOp(node.left, node.op, self.visit(node.right))
+            if _is_sum(node.left) and not _holds_sub_layer(node.right):
+                return ast.BinOp(self.visit(node.left), node.op, node.right)
         if _holds_sub_layer(node):
             return ast.BinOp(node, ast.Mult(), self.factor)
         return node
@@ -112,6 +118,9 @@ class _Affine:
             case ast.BinOp(left, ast.Mult() as op, right) if not self._names_of_sub_layers(left):
                 skip, branch = self._terms(right)
                 return skip and ast.BinOp(left, op, skip), branch and ast.BinOp(left, op, branch)
+            case ast.UnaryOp(ast.USub() as op, operand):
+                skip, branch = self._terms(operand)
+                return skip and ast.UnaryOp(op, skip), branch and ast.UnaryOp(op, branch)
         return None, node
 
     def _sub_layer(self, branch: ast.expr) -> str:

@@ -62,8 +62,8 @@ class GatedResidual(Streams):
     name: str = "gated_residual"
     rank: int | None = option(
         None, at_least=1, at_most=2**17,
-        help="Rank R of the gates; null for 5/32 of the width, rounded down: 320 at 2048, as the class of transformers "
-        "by default. The released model has 320 at 2560.",
+        help="Rank R of the gates; null for 5/32 of the width, rounded down: 320 at 2048, the default of the class of "
+        "transformers. The released model has 320 at 2560.",
     )  # fmt: skip
 
     def without_defaults(self, depth: int, width: int) -> Self:

@@ -24,8 +24,8 @@ class IdentityHC(Streams):
 
     a is a sigmoid and b twice a sigmoid of numbers that one matrix computes from a token's streams, all n D numbers
     divided by their root mean square. The streams start as copies of the embeddings, and the head reads a sum of them
-    with sigmoids of its own. The factors on what the matrix gives start at `start`, and b on average at 1. The numbers
-    added for a start at 0, so that a starts at a half; with `variant=hy4` a starts at 1 / n, as in a mean of the
+    with sigmoids of its own. The factors on what the matrix gives start at `start`, and b on average at 1. What is
+    added for a starts at 0, so that a starts at 1 / 2; with `variant=hy4` a starts at 1 / n, as in a mean of the
     streams. It is the control of `mhc`: what streams give without being mixed.
     """
 
@@ -67,7 +67,7 @@ class IdentityHC(Streams):
 
     @property
     def initial_bases(self) -> list[float]:
-        """The initial values of what is added to the numbers of a token, as in `parts`."""
+        """The initial values of what is added to the numbers of a token: those for a, for b and for c (`parts`)."""
         return [self.initial_base] * self.streams + [0.0] * self.streams
 
     @property

@@ -30,9 +30,8 @@ class ManifoldHC(IdentityHC):
     c is made by Sinkhorn's iterations from n^2 more numbers of the same matrix, so that mixing nearly keeps the sum of
     the streams. The matrix is drawn by the init rule: the wider the model, the more the entries of c differ at first.
 
-    With mixing=permutations or kronecker c is made without iterations: its rows and columns sum to 1 but for rounding,
-    and it starts near the identity: 0 is added to the numbers of the identity, and -8 to those of the other
-    permutations.
+    With mixing=permutations or kronecker c is made without iterations, and its rows and columns sum to 1 but for
+    rounding. At first the identity has the score 0 and every other permutation -8.
     """
 
     title: ClassVar[str] = "mHC"
@@ -60,6 +59,7 @@ class ManifoldHC(IdentityHC):
 
     name: str = "mhc"
     streams: int = option(4, "Number n of streams.", at_least=2, at_most=64)
+    start: float | None = option(None, "Initial value of the factors on what the matrix gives; null for 1.")
     iterations: int = option(ITERATIONS, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed", "transformers_5_8_0"),
@@ -161,13 +161,13 @@ class ManifoldHC(IdentityHC):
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * of_mixing
 
     def kept_numbers(self, depth: int, width: int) -> int:
-        # Each sub-layer also keeps the matrix [a, c], and once more the numbers of c: Sinkhorn's iterations in another
-        # order, other ways of mixing as their softmax.
+        # Each sub-layer also keeps the matrix [a, c] and a copy of the numbers of c: for Sinkhorn's iterations in
+        # another order, for the other ways of mixing after their softmax.
         of_c = self.streams * (self.streams + 1) + self.parts[2]
         return super(ManifoldHC, self).kept_numbers(depth, width) + 2 * of_c
 
     def kept_with_input(self, width: int) -> int:
-        # One product with [a, c] has what the sub-layer reads and the mixed streams.
+        # What the sub-layer reads is a part of the product with [a, c], which also has the mixed streams.
         return self.streams * width
 
 

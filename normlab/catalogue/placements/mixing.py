@@ -1,7 +1,8 @@
 """Matrices c that mix n streams and are not made by Sinkhorn's iterations.
 
-Both are made from the numbers of a token by softmaxes, so that their rows and columns sum to 1 but for rounding, and
-start near the identity.
+Both are made from the numbers of a token by softmaxes, so that their rows and columns sum to 1 but for rounding. At
+first the identity has the score 0 and every other permutation -8: up to 4 streams nearly keep themselves, and of 6 each
+keeps 0.84 of itself.
 
 Shapes: B batch, T time, n streams, P = n! permutations, K = log2(n) factors, M = n^2.
 """
@@ -82,7 +83,8 @@ class Permutations(Mixing):
         return PermutationSum(streams)
 
     def matmul_weights(self, streams: int) -> int:
-        # The matrices have no gradient, so a training step has two products with them, and not three as with a weight.
+        # The matrices have no gradient: a training step has two products with them, forward and for the gradient of the
+        # softmax, where a weight has three.
         return self.count_numbers(streams) * streams**2 * 2 // 3
 
 

@@ -4,8 +4,8 @@ On a GPU each way is one kernel (`catalogue/kernels/sinkhorn.py`), where 20 iter
 hundreds. Elsewhere the operations are those of torch. Autograd through separate operations would keep the matrices of
 all iterations.
 
-Shapes: n rows and columns, `*batch` any other axes. The numbers of neighbouring tokens are neighbours, because a CPU is
-slow at sums over 4 of them, and a GPU reads neighbours at once.
+Shapes: n rows and columns, `*batch` any other axes. Tokens are the last axis in memory, because a CPU is slow at sums
+over 4 neighbours, and a GPU reads neighbours at once.
 """
 
 from functools import cache
@@ -94,7 +94,7 @@ def backward(grad_nn: Tensor, scores_nn: Tensor, iterations: int, of_sigmoid: bo
 
 
 def _empty_like_scores(*args: Any) -> Tensor:
-    """Return what the compiler needs to know of a result: it is as the first argument."""
+    """Return what the compiler needs to know of a result: it has the shape and the dtype of the first argument."""
     return torch.empty_like(args[0])
 
 

@@ -17,7 +17,7 @@ SINKHORN, PERMUTATIONS, KRONECKER = (
     f"placement=mhc,placement.mixing={mixing}" for mixing in ("sinkhorn", "permutations", "kronecker")
 )
 FREE = "placement=hyper_connections"
-# The number is the width of the pre-norm to compare with: it has no fewer FLOPs and parameters.
+# The number is the width of the pre-norm to compare with, which has at least as many FLOPs and parameters.
 COMPARED = (
     ("gated_residual", "The gated residual", GATED, 40, QWEN),
     ("ihc", "iHC of Hy4", IHC, 36, HY4),

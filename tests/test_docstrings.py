@@ -13,7 +13,7 @@ load_placements()
 PUBLISHED = r"arXiv:\d{4}\.\d{5}|[a-zA-Z-]+/[a-zA-Z-]+"
 """An arXiv id, or a repository."""
 UNPUBLISHED = {"zscore", "minmax", "pre_post"}
-"""Two from textbooks, and one without a known paper."""
+"""Entries from textbooks, or without a known paper."""
 ENTRIES = {entry["name"]: entry for entry in (*catalogue.norms(), *catalogue.placements()) if "preset_of" not in entry}
 
 

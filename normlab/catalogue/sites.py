@@ -92,7 +92,7 @@ def selected_layers(site: str, text: Any, depth: int) -> Sequence[int]:
     Raises:
         ConfigError: The text is neither, or selects none of the blocks.
     """
-    # In quotes, since a slice ends with a colon, as the setting does in a message.
+    # Quoted, because the colon of a slice such as `1:` would look like the end of the setting in a message.
     setting = f"norm.at.{site}.{LAYERS}='{override_text(text)}'"
     numbers: list[int | None] = []
     try:

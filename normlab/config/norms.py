@@ -125,7 +125,8 @@ def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str
     site, name = split_key(key)
     value = override_text(norm.at[key])
     if name == LAYERS:
-        value = f"'{value}'"  # a slice ends with a colon, as the setting does in a message
+        # Quoted, because the colon of a slice such as `1:` would look like the end of the setting in a message.
+        value = f"'{value}'"
     setting = f"norm.at.{key}={value}"
     if not set(parts_of(site)) & set(present):
         known = [name for name in SITES if set(parts_of(name)) & set(present)]

@@ -56,7 +56,7 @@ def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -
         # A core statistic is measured without stats=full, too.
         if name not in STATISTICS or STATISTICS[name].tier == CORE:
             raise
-        raise StatisticsError(f"{error}; train with stats=full to measure it") from error
+        raise StatisticsError(f"{error}; train with stats=full run.fresh=true to measure it") from error
     finally:
         for problem in problems:
             warn(problem)

@@ -87,7 +87,7 @@ def is_completed(run: RunFolder) -> bool:
 
 
 def is_intact_and_completed(run: RunFolder) -> bool:
-    """Return whether a run has finished or diverged, for a plan, which trains it no more.
+    """Return whether a run has finished or diverged and its run.json is intact, so that a plan leaves it out.
 
     Raises:
         StoreError: Its status or its run.json cannot be read: nothing else would report it.

@@ -105,6 +105,26 @@ def test_affine_is_put_on_both_terms_of_a_sum(formula: str, expected: str) -> No
     assert with_affine(formula) == expected
 
 
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("x = x + F(N(x))", "x = x + F(N(x)) * g"),
+        ("x = x + 2 * F(N(x))", "x = x + 2 * F(N(x)) * g"),
+        ("f = F(x); x = N(x + f)", "f = F(x) * g; x = N(x + f)"),
+        # A number times a sum with a sub-layer, on either side.
+        ("x = x / 2 + 0.5 * (x + F(N(x)))", "x = x / 2 + 0.5 * (x + F(N(x)) * g)"),
+        ("x = (x - F(N(x))) * 0.5 + x / 2", "x = (x - F(N(x)) * g) * 0.5 + x / 2"),
+        ("x = 0.5 * (x + F(N(x)))", "x = 0.5 * (x + F(N(x)) * g)"),
+        ("x = x + F(N(x)) * (1 + x)", "x = x + F(N(x)) * (1 + x) * g"),
+        ("x = +", "x = +"),
+    ],
+)
+def test_a_factor_is_put_on_what_sub_layers_add(formula: str, expected: str) -> None:
+    from normlab.catalogue.placements.formula_rewriting import with_factor
+
+    assert with_factor(formula, "g") == expected
+
+
 def test_sub_layers_of_formulas_are_those_of_verify() -> None:
     of_verify = {function: SUB_LAYER_OF.get(function, "") for function in SUB_LAYERS}
     assert of_verify == SUB_LAYERS

@@ -127,7 +127,7 @@ def test_run_without_statistics_is_an_error(overrides: list[str], run_command: C
     code, _, err = run_command("inspect", str(folder.path), "grad_share")
     assert (code, err) == (2, "error: grad_share: is derived from grad_norm, which was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "erank")
-    expected = "error: erank: was not measured; train with stats=full to measure it\n"
+    expected = "error: erank: was not measured; train with stats=full run.fresh=true to measure it\n"
     assert (code, err) == (2, expected)
 
 

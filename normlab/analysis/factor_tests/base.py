@@ -1,6 +1,6 @@
 """What a test of factors is: its name, its rows, the columns of its table, and the notes below it.
 
-A test is a subclass of `FactorTest` and a line in `run.TESTS`. It has everything that depends on the test, so that
+A test is a subclass of `FactorTest` and a line in `run._CLASSES`. It has everything that depends on the test, so that
 `normlab summarize --test`, its help and `normlab compare` know no test by its name.
 """
 

@@ -150,7 +150,10 @@ ALSO_TESTED_BY: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("placements/test_sinkhorn.py",),
     "wiring": (f"{RESIDUAL_TESTS}::test_vectors_keep_the_dtype_of_the_stream",),
     "mixing": (f"{STREAM_TESTS}::test_another_mixing_starts_near_the_identity",),
-    "formula_rewriting": (f"{RESIDUAL_TESTS}::test_affine_is_put_on_both_terms_of_a_sum",),
+    "formula_rewriting": (
+        f"{RESIDUAL_TESTS}::test_affine_is_put_on_both_terms_of_a_sum",
+        f"{RESIDUAL_TESTS}::test_a_factor_is_put_on_what_sub_layers_add",
+    ),
 }
 """Tests of what no check of `verify` compares: roundings, defaults of other code, second derivatives, unusual sums."""
 SHARED: dict[str, Checks] = {

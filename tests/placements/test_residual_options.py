@@ -91,6 +91,7 @@ def test_declarations_of_rows_with_the_options_hold(name: str) -> None:
             "f = A(N(x)); x = (x + attn_skip_bias) * attn_skip_scale + (f + attn_branch_bias) * attn_branch_scale; "
             "f = x; x = (f + mlp_skip_bias) * mlp_skip_scale + (M(N(f)) + mlp_branch_bias) * mlp_branch_scale",
         ),
+        ("x = x - -F(N(x))", "x = (x + skip_bias) * skip_scale + (--F(N(x)) + branch_bias) * branch_scale"),
         ("x = -(-x - F(N(x)))", "x = (--x + skip_bias) * skip_scale + (--F(N(x)) + branch_bias) * branch_scale"),
         # Formulas without such a sum.
         ("x = N(F(x))", "x = N(F(x))"),
@@ -115,7 +116,14 @@ def test_affine_is_put_on_both_terms_of_a_sum(formula: str, expected: str) -> No
         ("x = x / 2 + 0.5 * (x + F(N(x)))", "x = x / 2 + 0.5 * (x + F(N(x)) * g)"),
         ("x = (x - F(N(x))) * 0.5 + x / 2", "x = (x - F(N(x)) * g) * 0.5 + x / 2"),
         ("x = 0.5 * (x + F(N(x)))", "x = 0.5 * (x + F(N(x)) * g)"),
+        ("x = x / 2 + (x + F(N(x))) / 2", "x = x / 2 + (x + F(N(x)) * g) / 2"),
+        # Other products are terms themselves.
         ("x = x + F(N(x)) * (1 + x)", "x = x + F(N(x)) * (1 + x) * g"),
+        ("x = x + (1 + x) * F(N(x))", "x = x + (1 + x) * F(N(x)) * g"),
+        ("x = x + (x + F(N(x))) * F(x)", "x = x + (x + F(N(x))) * F(x) * g"),
+        ("x = x + F(x) * (x + F(N(x)))", "x = x + F(x) * (x + F(N(x))) * g"),
+        ("x = x + 1 / (x + F(N(x)))", "x = x + 1 / (x + F(N(x))) * g"),
+        ("x = x + (x + F(N(x))) ** 2", "x = x + (x + F(N(x))) ** 2 * g"),
         ("x = +", "x = +"),
     ],
 )

@@ -50,12 +50,12 @@ class _Growth(ast.NodeTransformer):
     def _term(self, node: ast.expr) -> ast.expr:
         if _is_sum(node):
             return self.visit(node)
-        # A number times a sum that has a sub-layer: the factor belongs to a term of the sum.
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            if _is_sum(node.right) and not _holds_sub_layer(node.left):
-                return ast.BinOp(node.left, node.op, self.visit(node.right))
-            if _is_sum(node.left) and not _holds_sub_layer(node.right):
-                return ast.BinOp(self.visit(node.left), node.op, node.right)
+        # A sum times a number, or over one: the factor belongs to the term of the sum that has a sub-layer.
+        match node:
+            case ast.BinOp(left, ast.Mult() | ast.Div() as op, right) if _is_sum(left) and not _holds_sub_layer(right):
+                return ast.BinOp(self.visit(left), op, right)
+            case ast.BinOp(left, ast.Mult() as op, right) if _is_sum(right) and not _holds_sub_layer(left):
+                return ast.BinOp(left, op, self.visit(right))
         if _holds_sub_layer(node):
             return ast.BinOp(node, ast.Mult(), self.factor)
         return node

@@ -168,12 +168,6 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     (ONE_STREAM, "only a large theta reaches it, as in tests/placements/test_claims.py",
      "share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)",
      "(F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)", "F.softplus(self.theta) / self.depth"),
-    ("formula_rewriting", "a product whose first factor has the factor is the same",
-     "return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)",
-     " and isinstance(node.op, ast.Add | ast.Sub)", ""),
-    *(("formula_rewriting", "a line break ends a statement as well",
-       "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", text)
-      for text in ("", ".replace('; ', '\\n')")),
     ("formula_rewriting", "written as text, an argument is the same in either list",
      "return ast.Call(node.func, [self._with_sum(node.args[0])], [])",
      "[self._with_sum(node.args[0])], []", "[], [self._with_sum(node.args[0])]"),
@@ -181,6 +175,9 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
        f"return (skip and ast.BinOp({skip}), branch and ast.BinOp({branch}))", f"branch and ast.BinOp({branch})",
        f"ast.BinOp({branch})")
       for skip, branch in (("skip, op, right", "branch, op, right"), ("left, op, skip", "left, op, branch"))),
+    ("formula_rewriting", "a product that holds a sub-layer always has a branch",
+     "return (skip and ast.UnaryOp(op, skip), branch and ast.UnaryOp(op, branch))",
+     "branch and ast.UnaryOp(op, branch)", "ast.UnaryOp(op, branch)"),
     ("taper", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
     *(("taper", "only before the first forward pass in training, when its factor is 0",
        "ratio = torch.where(squares > 0, products / squares, 1.0)", "1.0", text) for text in ("2.0", "-1.0")),

@@ -80,7 +80,7 @@ def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> It
         module: The module to mutate.
         only: Names of functions; by default all except `EXCLUDED`.
     """
-    tree = ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
+    tree = _tree(module)
     sources = {ast.unparse(tree)}
     yield Mutant(entry, UNCHANGED, partial(install, module, ast.unparse(tree)))
     for site in list(_sites(tree, module.__name__, frozenset(only))):
@@ -93,6 +93,15 @@ def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> It
             if source not in sources:
                 sources.add(source)
                 yield Mutant(entry, text, partial(install, module, source))
+
+
+def function_names(module: ModuleType) -> list[str]:
+    """Return the names of a module's functions and of its classes' methods."""
+    return [function.name for statement in _tree(module).body for function in _functions(statement)]
+
+
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(Path(inspect.getfile(module)).read_text(encoding="utf-8"))
 
 
 def _text(line: ast.AST) -> str:

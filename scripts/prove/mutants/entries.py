@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from mutants.code import TABLES, code_mutants
+from mutants.code import TABLES, code_mutants, function_names
 from mutants.mutant import Checks, Mutant
 from mutants.norms import buffer_mutants, norm_mutants
 from mutants.rows import SCHEDULES, init_mutant, row_mutants
@@ -216,11 +216,7 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         entries[row.name] = mutants, partial(placement_checks, row.name)
-    updates = importlib.import_module("normlab.catalogue.optimizers.updates")
-    entries["updates"] = (
-        list(code_mutants("updates", updates)),
-        partial(test_checks, "train/test_muon.py", "train/test_optim.py"),
-    )
+    entries |= _update_entries()
     of_sites = [*code_mutants("norm.at", sites), *code_mutants("norm.at", norms, FUNCTIONS_OF_SITES)]
     entries["norm.at"] = of_sites, partial(test_checks, "norms/test_sites.py")
     rules = importlib.import_module("normlab.catalogue.placements.init_rules")
@@ -230,6 +226,20 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     tables = list(code_mutants("init roles", rules, TABLES[rules.__name__]))
     entries["init roles"] = tables, lambda: (c for rule in INIT_RULES for c in rule_checks(rule))
     return entries
+
+
+def _update_entries() -> dict[str, tuple[list[Mutant], Checks]]:
+    """Return an entry for each update, by the optimisers that share it, and one for what several updates call."""
+    module = importlib.import_module("normlab.catalogue.optimizers.updates")
+    optimizers: dict[tuple[str, ...], list[str]] = {}
+    for name, update in module.UPDATES.items():
+        functions = tuple(function.__name__ for function in (update.single, update.stacked, update.coefficients))
+        optimizers.setdefault(functions, []).append(name)
+    of_entry = {"/".join(names): functions for functions, names in optimizers.items()}
+    of_updates = {function for functions in of_entry.values() for function in functions}
+    of_entry["updates"] = tuple(name for name in function_names(module) if name not in of_updates)
+    checks = partial(test_checks, "train/test_muon.py", "train/test_optim.py")
+    return {entry: (list(code_mutants(entry, module, functions)), checks) for entry, functions in of_entry.items()}
 
 
 def _built(kind: str, name: str) -> nn.Module:

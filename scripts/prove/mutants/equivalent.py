@@ -73,58 +73,60 @@ SHAPE = "shape = (params[unit[0]].shape[-2:], len(unit), heads[name])"
 STACK = "return matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)"
 PIECES = "for value, unit in zip(values, units, strict=True):"
 CAUTIOUS = "params.sub_(((old - params) * old >= 0) * old * (alive.to(old.dtype) * rate))"
-UPDATES: tuple[tuple[str, str, str, str], ...] = (
-    (FACTORS, STEP, "square, correction", "correction, square"),
-    (FACTORS, APPLY, "step, rate", "rate, step"),
-    (FACTORS, "group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)",
+UPDATES: tuple[tuple[str, str, str, str, str], ...] = (
+    ("adamw", FACTORS, STEP, "square, correction", "correction, square"),
+    ("adamw", FACTORS, APPLY, "step, rate", "rate, step"),
+    ("sgd", FACTORS, "group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)",
      "group.params[:, :decayed], decay", "decay, group.params[:, :decayed]"),
-    (FACTORS, f"group.set(velocity, {MOMENTUM})", "velocity, momentum", "momentum, velocity"),
-    (FACTORS, f"direction = {MOMENTUM} if options.nesterov else velocity", "velocity, momentum", "momentum, velocity"),
-    (FACTORS, "group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))",
+    ("sgd", FACTORS, f"group.set(velocity, {MOMENTUM})", "velocity, momentum", "momentum, velocity"),
+    ("sgd", FACTORS, f"direction = {MOMENTUM} if options.nesterov else velocity",
+     "velocity, momentum", "momentum, velocity"),
+    ("sgd", FACTORS, "group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))",
      "direction, lr", "lr, direction"),
-    ("the result is the same in a buffer of its own", STEP, ", out=grads", ""),
-    ("the result is the same in a buffer of its own", APPLY, ", out=step", ""),
-    ("there are two corrections",
+    ("adamw", "the result is the same in a buffer of its own", STEP, ", out=grads", ""),
+    ("adamw", "the result is the same in a buffer of its own", APPLY, ", out=step", ""),
+    ("adamw", "there are two corrections",
      "return (1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor)",
      "corrections[1]", "corrections[-1]"),
-    ("it is flat already", "params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, "
+    ("lion", "it is flat already", "params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, "
      "*group.moments))", "flat(state)", "flat(flat(state))"),
-    ("a unit has one matrix, or the three of q, k and v", "if parts > 1:", "1", "2"),
-    ("there are two axes", "decayed = params.shape[1] if group.weight_decay else 0", "[1]", "[-1]"),
-    (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "lr, 0)", "lr, 1)"),
-    (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "), 0)", "), 1)"),
-    (UNUSED, LION, "group.names, []", "[], group.names"),
-    *((LENGTHS, line, "zip(" + lists + ", strict=True)", "zip(" + lists + end)
+    ("updates", "a unit has one matrix, or the three of q, k and v", "if parts > 1:", "1", "2"),
+    ("lion", "there are two axes", "decayed = params.shape[1] if group.weight_decay else 0", "[1]", "[-1]"),
+    ("lion", UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "lr, 0)", "lr, 1)"),
+    ("lion", UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "), 0)", "), 1)"),
+    ("lion", UNUSED, LION, "group.names, []", "[], group.names"),
+    *(("updates", LENGTHS, line, "zip(" + lists + ", strict=True)", "zip(" + lists + end)
       for line, lists in ((COPY, "pieces, state"), (WRITE, "states, values, (params, momenta, *rows)"),
                           (PIECES, "values, units"))
       for end in (")", ", strict=False)")),
-    *((TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3")),
-    *((TURNED, TALL, ">", sign) for sign in ("<=", ">=")),
-    *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
-    (ON_GPU, "if x.is_cuda:", "x.is_cuda", "False"),
-    (ON_GPU, "x = x.bfloat16()", "x = x.bfloat16()", "pass"),
-    (ON_GPU, "x = x.bfloat16()", "x.bfloat16()", "x"),
-    (ON_GPU, "return x.unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
-    ("a scaled matrix is scaled by 1", "x = scale_by_power_of_two(x)", "(x)", "(scale_by_power_of_two(x))"),
-    ("a unit matrix has the norm 1", FLAT, "_unit(x.flatten(0, -3))", "_unit(_unit(x.flatten(0, -3)))"),
-    ("only a zero matrix has no larger element", POWER, ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
-     " + torch.finfo(x_NM.dtype).smallest_normal"),
-    (SMALL, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
+    *(("updates", TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3")),
+    *(("updates", TURNED, TALL, ">", sign) for sign in ("<=", ">=")),
+    *(("updates", TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
+    ("updates", ON_GPU, "if x.is_cuda:", "x.is_cuda", "False"),
+    ("updates", ON_GPU, "x = x.bfloat16()", "x = x.bfloat16()", "pass"),
+    ("updates", ON_GPU, "x = x.bfloat16()", "x.bfloat16()", "x"),
+    ("updates", ON_GPU, "return x.unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
+    ("updates", "a scaled matrix is scaled by 1", "x = scale_by_power_of_two(x)", "(x)", "(scale_by_power_of_two(x))"),
+    ("updates", "a unit matrix has the norm 1", FLAT, "_unit(x.flatten(0, -3))", "_unit(_unit(x.flatten(0, -3)))"),
+    ("updates", "only a zero matrix has no larger element", POWER,
+     ".clamp(min=torch.finfo(x_NM.dtype).smallest_normal)", " + torch.finfo(x_NM.dtype).smallest_normal"),
+    ("updates", SMALL, UNIT, "norm.clamp(min=torch.finfo(x_NM.dtype).smallest_normal)",
      "(norm + torch.finfo(x_NM.dtype).smallest_normal)"),
-    *((ONE_NUMBER, line, "1, 1)", text) for line in (NUMBERS, ALIVE) for text in ("-1, 1)", "1, -1)")),
-    ("a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
+    *(("updates", ONE_NUMBER, line, "1, 1)", text) for line in (NUMBERS, ALIVE) for text in ("-1, 1)", "1, -1)")),
+    ("updates", "a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
      "_unit(_unit(decay_factor * params - lr * radius * _unit(update)))"),
-    ("a unit matrix has the norm 1", BALL, "_unit(update)", "_unit(_unit(update))"),
-    ("matrices have two axes, and those of stacked runs an equal first one", SHAPE, "[-2:]", "[-3:]"),
-    ("a list of the same numbers", "by_shape.setdefault(shape, []).append(tuple(unit))", "tuple(unit)", "unit"),
-    (SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
-    (SWAP, STACK, "1, -3", "-3, 1"),
-    (SWAP, "values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)", "1, -3", "-3, 1"),
-    *(("with one part nothing is joined", "if parts > 1:", "parts > 1", text)
+    ("updates", "a unit matrix has the norm 1", BALL, "_unit(update)", "_unit(_unit(update))"),
+    ("updates", "matrices have two axes, and those of stacked runs an equal first one", SHAPE, "[-2:]", "[-3:]"),
+    ("updates", "a list of the same numbers", "by_shape.setdefault(shape, []).append(tuple(unit))",
+     "tuple(unit)", "unit"),
+    ("updates", SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
+    ("updates", SWAP, STACK, "1, -3", "-3, 1"),
+    ("updates", SWAP, "values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)", "1, -3", "-3, 1"),
+    *(("updates", "with one part nothing is joined", "if parts > 1:", "parts > 1", text)
       for text in ("True", "parts >= 1", "parts > -1")),
-    ("where the old number is 0, so is the decay", CAUTIOUS, "(old - params) * old", "(old - params) / old"),
+    ("updates", "where the old number is 0, so is the decay", CAUTIOUS, "(old - params) * old", "(old - params) / old"),
 )  # fmt: skip
-"""Lines of the updates, with the part that a mutant replaces."""
+"""Lines of the updates by entry, with the part that a mutant replaces."""
 
 STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     *((STREAMS_FILE, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
@@ -191,7 +193,7 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (entry, f"{line}  ->  {line.replace(old, new, 1)}"): reason
-        for entry, reason, line, old, new in (*(("updates", *row) for row in UPDATES), *STREAMS)
+        for entry, reason, line, old, new in (*UPDATES, *STREAMS)
     },
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE

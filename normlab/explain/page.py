@@ -179,7 +179,7 @@ def _table(x_TD: Tensor, gradient_TD: Tensor | None = None) -> Element:
             style, value = f"--share: {share_TD[at]:.0f}%", x_TD[at].item()
             row.append(make("td", _shown(value), class_=" ".join(kinds), style=style, title=value))
         rows.append(row)
-    # A column and a row for each statistic.
+    # What a norm subtracts or divides by: of each token at the right, of each channel below.
     below: list[Element] = []
     for name, statistic in {"mean": x_TD.mean, "RMS": lambda axis: x_TD.square().mean(axis).sqrt()}.items():
         head.append(make("th", name))

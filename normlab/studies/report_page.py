@@ -74,7 +74,7 @@ def page_blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str])
     yield "## Estimators and criteria"
     yield _list(_methods(study, tested))
 
-    # How to make it again.
+    # The same runs again with the same seeds, then with fresh ones, which are evidence of their own.
     yield "## Commands"
     plugins = plugins_argument(attempt.plugins for attempt in tested)
     commands = [

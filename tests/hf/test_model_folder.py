@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from normlab.base.errors import NormlabError
 from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
+from normlab.hf import checks
 from normlab.hf import folder as folder_module
 from normlab.hf.classes import CLASSES, NOT_READ, class_of
 from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder, weights_sha256
 from normlab.model.init import build_model
-from normlab.verify import runs as verify_runs
 from support.run_folders import Command
 from support.tolerance import float32_as_float64
 from support.transformers_folders import CHARS, change, change_tensor
@@ -250,7 +250,7 @@ def test_what_normlab_cannot_represent_is_one_line(
 def test_verify_prints_the_class_and_the_overrides(
     llama: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
+    monkeypatch.setattr(checks, "all_checks_of_run", lambda config: iter(()))
     os.symlink(llama, tmp_path / "link")
     code, out, err = run_command("verify", "link")
     assert (code, err) == (0, "")

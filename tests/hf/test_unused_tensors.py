@@ -12,12 +12,12 @@ from torch import Tensor
 
 from normlab.base.errors import StoreError
 from normlab.data.tokenizers import SubwordTokenizer
+from normlab.hf import checks
 from normlab.hf.classes import class_of
 from normlab.hf.export import write_folder
 from normlab.hf.folder import ModelFolder, weights_sha256
 from normlab.hf.tokenizer import END_OF_DOCUMENT
 from normlab.model.init import build_model
-from normlab.verify import runs as verify_runs
 from support.run_folders import Command
 from support.transformers_folders import CHARS, change, change_tensor
 from support.transformers_models import CONTEXT, VOCAB, config_of, randomised
@@ -188,7 +188,7 @@ def test_the_loss_with_a_padded_vocabulary_differs_as_the_warning_says(
     lacks_end: bool, run_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also if the tokenizer has no end of a document, for which a run adds a token."""
-    monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
+    monkeypatch.setattr(checks, "all_checks_of_run", lambda config: iter(()))
     folder = saved("llama", tmp_path / "model")
     change(vocab_size=VOCAB + 3, eos_token_id=5)(folder)
     for name in ("lm_head.weight", "model.embed_tokens.weight"):

@@ -244,6 +244,18 @@ def test_an_error_in_a_config_file_is_one_line(
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("entry", "config"), [("normlab", "normlab"), ("part/mine", "part/mine"), ("{norms: rmsnorm}", "norms/rmsnorm")]
+)
+def test_a_config_that_a_defaults_list_names_must_exist(
+    entry: str, config: str, run_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [train, {entry}, _self_]\n")
+    code, out, err = run_command("train", "--config-dir", str(tmp_path), "--config-name", "mine")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"mine.yaml: its defaults list names {config}, and there is no such config; that of a run is train" in err
+
+
 def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
     code, _, err = run_command("train", "data=files", "data.path=\x1b[31m")
     assert (code, "\x1b" in err, "\\x1b" in err) == (2, False, True)

@@ -23,7 +23,7 @@ from omegaconf.resolvers import oc
 from normlab.base.errors import ConfigError
 from normlab.base.parsing import LARGEST_YAML, check_expanded_size, check_link, leaves, read_at_most
 from normlab.catalogue.sites import split_key
-from normlab.config.config_folders import ConfigFolders, no_such_config
+from normlab.config.config_folders import ConfigFolders
 from normlab.config.known_options import (
     OF_SITES,
     SECTIONS,
@@ -118,11 +118,13 @@ class UserFiles(ConfigSource):
             raise ConfigError(f"{path}: its defaults list names the file itself; leave it out")
         if chosen is None or not self.folders.are_listable or self.folders.has(*chosen):
             return
-        if not chosen[0]:
-            raise no_such_config(chosen[1])
-        choices = self.folders.choices(chosen[0])
-        if choices:  # of a group that exists
+        choices = self.folders.choices(chosen[0]) if chosen[0] else []
+        if choices:
             raise no_such_choice(*chosen, choices)
+        config = "/".join(filter(None, chosen))
+        raise ConfigError(
+            f"{path}: its defaults list names {config}, and there is no such config; that of a run is train"
+        )
 
     def _check_options(self, path: Path, group: str, package: str, content: Mapping[Any, Any]) -> None:
         """Check that a config file sets options that exist, and that these take its values."""

@@ -9,7 +9,7 @@ from normlab.store.format import COMPLETED_STATES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.runs import RunFolder
 
-OTHER_NAME = "choose another name, or leave it out: runs that are completed are not trained again"
+OTHER_NAME = "choose another sweep.name, or none: runs that are completed are not trained again"
 
 
 def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:

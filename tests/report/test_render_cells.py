@@ -211,6 +211,12 @@ def expected_rows(test: str, losses: np.ndarray) -> dict[tuple[str, str], float]
 OVER = {"interaction": "placement,warmup_steps", "trend": "depth", "counts": "warmup_steps"}
 
 
+def test_a_third_factor_is_explained_where_there_is_one(losses, summarize):
+    for over, explained in (("placement,warmup_steps", False), ("placement,depth,warmup_steps", True)):
+        text = summarize(*BY, "--test", "interaction", "--over", over)
+        assert ("with a third factor" in text) == explained
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("test", list(OVER))
 def test_tests_in_json_and_csv(losses, summarize, test):

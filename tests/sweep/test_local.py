@@ -244,7 +244,7 @@ def test_deleted_run_is_named(fake_sweep: FakeSweeps, before: str, packs: list[l
     result, _, folder = fake_sweep(*grid)
     assert [pack.runs for pack in result.plan.packs] == packs
     shutil.rmtree(run_of(folder, result.plan.runs[1]).path)
-    with pytest.raises(ConfigError, match=r"sweep.name=y: run .* is missing, .* choose another name"):
+    with pytest.raises(ConfigError, match=r"sweep.name=y: run .* is missing, .* choose another sweep.name"):
         fake_sweep(*grid)
 
 

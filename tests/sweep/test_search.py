@@ -276,7 +276,7 @@ def test_a_search_does_not_take_the_name_of_a_plain_sweep(overrides: list[str]) 
     planned = next(plans([*overrides, "norm=rmsnorm,dyt", "seed=0,1,2", "sweep.name=found"]))
     train(planned)
     with pytest.raises(
-        ConfigError, match=r"sweep\.name=found: .* is not of a search of optim\.lr; choose another name"
+        ConfigError, match=r"sweep\.name=found: .* is not of a search of optim\.lr; choose another sweep.name"
     ):
         next(plans([*overrides, *GRID]))
 

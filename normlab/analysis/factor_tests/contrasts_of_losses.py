@@ -75,10 +75,15 @@ class Interaction(ContrastTest):
     summary = "the difference of differences over two factors or more"
     definitions = (
         "(A - B) x (C - D): how much more C instead of D raises the loss of A than that of B (negative: less), "
-        "(loss(A, C) - loss(A, D)) - (loss(B, C) - loss(B, D)); with a third factor, x (E - F), this number in E minus "
-        "that in F",
+        "(loss(A, C) - loss(A, D)) - (loss(B, C) - loss(B, D))",
         BASELINE_NOTE,
     )
+
+    def notes(self, rows: Sequence[TestRow]) -> list[str]:
+        lines = super().notes(rows)
+        if any(contrast.count(") x (") > 1 for contrast in values_of(rows, "contrast")):
+            lines.append("with a third factor, x (E - F): this number in E minus that in F")
+        return lines
 
     def rows(self, question: Question) -> Iterator[TestRow]:
         """Yield the interactions of all factors of `--over` together; by default of each pair of factors."""

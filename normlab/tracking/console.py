@@ -66,7 +66,7 @@ class Console:
                 for name, key in _LOSSES.items():
                     if key in row:
                         self._latest[name] = row[key]
-                # A plain line for each evaluation; the moving line is drawn below, with the newest numbers.
+                # A terminal has no line of its own for an evaluation: the moving line shows it.
                 if not self._is_terminal:
                     self._print_line(now)
         if self._pace_start is None and "loss" in self._latest:

@@ -32,11 +32,13 @@ RUNS = {
 def write_outputs() -> None:
     os.environ.update(frozen_outputs.ENVIRONMENT)
     time.tzset()
-    shutil.rmtree(frozen_outputs.FOLDER, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         outputs = frozen_outputs.Outputs(Path(folder))
-        for name in frozen_outputs.NAMES:
-            print(frozen_outputs.write(name, outputs.of(name)).relative_to(ROOT))
+        contents = {name: outputs.of(name) for name in frozen_outputs.NAMES}
+    # The old files go once all new ones are known, so that an error leaves them.
+    shutil.rmtree(frozen_outputs.FOLDER, ignore_errors=True)
+    for name, content in contents.items():
+        print(frozen_outputs.write(name, content).relative_to(ROOT))
 
 
 def write_losses() -> None:

@@ -19,6 +19,7 @@ from mutants.rows import SCHEDULES, init_mutant, row_mutants
 from normlab.catalogue import sites
 from normlab.catalogue.norms import base as norm_base
 from normlab.catalogue.norms.base import NORMS
+from normlab.catalogue.optimizers.options import OPTIMIZERS, Orthogonal
 from normlab.catalogue.placements import algebra, table
 from normlab.catalogue.placements import base as placement_base
 from normlab.catalogue.placements.algebra import EarlyBlocks, Row, SubLayer
@@ -238,8 +239,14 @@ def _update_entries() -> dict[str, tuple[list[Mutant], Checks]]:
     of_entry = {"/".join(names): functions for functions, names in optimizers.items()}
     of_updates = {function for functions in of_entry.values() for function in functions}
     of_entry["updates"] = tuple(name for name in function_names(module) if name not in of_updates)
-    checks = partial(test_checks, "train/test_muon.py", "train/test_optim.py")
-    return {entry: (list(code_mutants(entry, module, functions)), checks) for entry, functions in of_entry.items()}
+    entries: dict[str, tuple[list[Mutant], Checks]] = {}
+    for entry, functions in of_entry.items():
+        tests = ["train/test_optim.py"]
+        kind = OPTIMIZERS.get(entry.partition("/")[0])
+        if kind is None or issubclass(kind, Orthogonal):
+            tests.append("train/test_muon.py")
+        entries[entry] = list(code_mutants(entry, module, functions)), partial(test_checks, *tests)
+    return entries
 
 
 def _built(kind: str, name: str) -> nn.Module:

@@ -73,7 +73,7 @@ class ModelFolder:
             options = from_json(read_at_most(file, LARGEST_CONFIG))
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read ({error}); choose another folder") from error
-        # Some public folders name no class; the type of a model has the class for a language model.
+        # A folder need not name a class: then the type of its model tells which one it is.
         names = options.get("architectures")
         class_name = str(names[0] if isinstance(names, list) and names else options.get("model_type"))
         by_type = {native.model_type: native for native in CLASSES}

@@ -332,7 +332,7 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
     if settings.threads < torch.get_num_threads():
         torch.set_num_threads(settings.threads)
 
-    # What the kernels of a GPU read must be set before the first of them runs.
+    # Kernels of a GPU take these from the environment and from flags of torch.
     if settings.deterministic and settings.device == "cuda":
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

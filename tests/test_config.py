@@ -12,6 +12,7 @@ from normlab.config.compose import compose_grid, compose_run, compose_sweep
 from normlab.config.recorded import config_from_record
 from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
+from normlab.model.init import build_model
 from normlab.training.build import build_parts
 from normlab.training.machine import resolve
 from normlab.training.start import open_runs
@@ -131,3 +132,44 @@ def test_steps_in_text_and_counts_of_seeds_have_limits() -> None:
         compose_run([f"train.keep=['{'9' * 5000}']"])
     with pytest.raises(ConfigError, match="from 4 to 10000"):
         read_until([f"seed=until(placement=pre,max={'9' * 5000})"])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ["model=gpt2_nano"],
+        ["model=llama_nano", "model.depth=3"],
+        ["model=gpt2_nano", "model.attn_gate=head", "model.mlp_width=20"],
+        ["model=gpt2_nano", "model.attn_gate=channel", "model.tie_embeddings=false"],
+    ],
+    ids=" ".join,
+)
+def test_tokens_per_parameter_counts_the_matrices_of_the_blocks(model: list[str]) -> None:
+    """The steps are those of the weights that the built model has; the batch is 8 sequences of 32 tokens."""
+    config = compose_run([*model, "model.context=32", "train.tokens_per_parameter=2.5"])
+    blocks = build_model(config, 257).blocks
+    weights = sum(parameter.numel() for parameter in blocks.parameters() if parameter.ndim == 2)
+    assert config.train.steps == round(2.5 * weights / (8 * 32))
+    # The record has both options, and another run of as many steps is the same run.
+    assert config_from_record(plain_tree(config)).train == config.train
+    same = compose_run([*model, "model.context=32", f"train.steps={config.train.steps}"])
+    assert same.config_hash == config.config_hash
+
+
+def test_tokens_per_parameter_makes_at_least_one_step() -> None:
+    assert compose_run(["model=gpt2_nano", "train.tokens_per_parameter=1e-3"]).train.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["train.steps=100"], r"train.steps=100: train.tokens_per_parameter=20 sets it to 1920 for 24,576 weights"),
+        (
+            ["train.batch_size=1", "model.context=1", "model.depth=5000"],
+            r"parameter=20: makes 1,228,800,000 steps, more",
+        ),
+    ],
+)
+def test_tokens_per_parameter_that_contradicts_is_an_error(overrides: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        compose_run(["model=gpt2_nano", "train.tokens_per_parameter=20", *overrides])

@@ -251,6 +251,7 @@ RUN_ROWS: dict[str, Row] = {
     "model.base_depth": Row("1", "2", losses, ("model.scaling=completep",)),
     "model.z_loss": Row("0", "1", losses),
     "train.steps": Row("3", "4", losses),
+    "train.tokens_per_parameter": Row("0.1", "0.2", losses, ("train.steps=500",)),
     "train.batch_size": Row("2", "4", losses),
     "train.accumulation": Row("1", "2", losses, ("norm=batchnorm",)),
     "train.log_every": Row("1", "2", paces),

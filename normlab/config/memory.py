@@ -209,8 +209,7 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
     """
     model = config.model
     assert model.mlp_width is not None  # resolved
-    mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    matrices = [(model.depth, model.attn_outputs), (mlp_matrices * model.depth, model.mlp_width)]
+    matrices = [(model.depth, model.attn_outputs), (model.mlp_matrices * model.depth, model.mlp_width)]
     return num_embeddings(config, vocab_size, multiple) + _padded(matrices, model.width, multiple)
 
 

@@ -82,6 +82,17 @@ class ModelConfig:
         return 4 * self.width + {"off": 0, "head": self.heads, "channel": self.width}[self.attn_gate]
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices of an MLP, each between the width of the model and that of the MLP."""
+        return 3 if self.mlp == "swiglu" else 2
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of the matrices in all blocks: N of the scaling laws, without embeddings, head, norms and biases."""
+        assert self.mlp_width is not None  # resolved
+        return self.depth * self.width * (self.attn_outputs + self.mlp_matrices * self.mlp_width)
+
+    @property
     def shares_values(self) -> bool:
         """Whether blocks use tensors of the embeddings or of other blocks besides the stream."""
         return self.value_residual != "off" or self.value_embed

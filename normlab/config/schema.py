@@ -144,6 +144,7 @@ class RunConfig:
         self.results_dir = os.path.expanduser(self.results_dir)  # a shell does not expand results_dir=~/x
         self.model.resolve()
         self.data.resolve()
+        self.train.set_steps(self.model.block_weights, self.model.context)
         self.train.resolve()
         self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)

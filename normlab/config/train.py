@@ -11,6 +11,8 @@ from normlab.config.option_names import empty_list_hint
 
 FOLDER_OF_WEIGHTS = re.compile(r"(.+)@([0-9a-f]{64})")
 """A resolved `train.start_from` that is a folder of transformers: FOLDER@SHA256, the hash of its weights."""
+DEFAULT_STEPS = 500
+MOST_STEPS = 10**9
 LOG = "log"
 """The value of `train.keep` for powers of two."""
 
@@ -19,7 +21,11 @@ LOG = "log"
 class TrainConfig:
     """Number of steps, batch size, and how often the run is logged and checkpointed."""
 
-    steps: int = option(500, "Optimiser steps; 0 measures the initial model.", at_least=0, at_most=10**9)
+    steps: int = option(DEFAULT_STEPS, "Optimiser steps; 0 measures the initial model.", at_least=0, at_most=MOST_STEPS)
+    tokens_per_parameter: float | None = option(
+        None, above=0, at_most=10**6, identity=False,
+        help="Tokens for each weight of the matrices in the blocks, without embeddings and head; sets train.steps.",
+    )  # fmt: skip
     batch_size: int = option(8, "Sequences per optimiser step, over all micro-batches.", at_least=1, at_most=2**20)
     accumulation: int = option(1, "Micro-batches per step; must divide the batch size.", at_least=1, at_most=2**20)
     log_every: int = option(
@@ -46,6 +52,29 @@ class TrainConfig:
         if self.keep == LOG:
             return step & (step - 1) == 0  # 0 and the powers of two have at most one bit
         return step in self.keep
+
+    def set_steps(self, weights: int, context: int) -> None:
+        """Set the number of steps by `tokens_per_parameter`: r N / (B T), rounded, and at least 1.
+
+        Args:
+            weights: N, the weights of the matrices in all blocks (`ModelConfig.block_weights`).
+            context: T, the tokens of a sequence; B is the batch size.
+
+        Raises:
+            ConfigError: train.steps is set to another number, or the number is too large.
+        """
+        if self.tokens_per_parameter is None:
+            return
+        steps = max(1, round(self.tokens_per_parameter * weights / (self.batch_size * context)))
+        name = f"train.tokens_per_parameter={self.tokens_per_parameter:g}"
+        # A record has both options, and then they agree.
+        if self.steps not in (DEFAULT_STEPS, steps):
+            raise ConfigError(
+                f"train.steps={self.steps}: {name} sets it to {steps} for {weights:,} weights; leave one of them out"
+            )
+        if steps > MOST_STEPS:
+            raise ConfigError(f"{name}: makes {steps:,} steps, more than {MOST_STEPS:,}; lower it")
+        self.steps = steps
 
     def resolve(self) -> None:
         """Make `keep` a list of steps, or log."""

@@ -25,10 +25,7 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     Source: Chowdhery et al. 2022, arXiv:2204.02311 (PaLM), appendix B.
     """
     model, train = config.model, config.train
-    assert model.mlp_width is not None  # resolved
-    mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    block = model.attn_outputs + mlp_matrices * model.mlp_width
-    weights = model.width * (model.depth * block + vocab_size)
+    weights = model.block_weights + model.width * vocab_size
     value_gates = sum(map(model.has_value_embed, range(model.depth)))
     weights += value_gates * model.heads * model.value_gate_channels
     weights += config.placement.matmul_weights(model.depth, model.width)

@@ -142,7 +142,7 @@ class Record:
             "model": {"preset": "gpt2_tiny", **config["model"]},
             "train": {
                 **config["train"], "start_from": None, "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY,
-                "graph": "auto", "keep": [],
+                "graph": "auto", "keep": [], "tokens_per_parameter": None,
             },
             "eval": {"every": EVAL_EVERY, **config["eval"]},
             "stats": {

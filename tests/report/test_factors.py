@@ -91,6 +91,16 @@ def test_an_option_that_follows_from_another_is_no_factor(results_of):
     assert distinguishing_options(results) == ["model.width"]
 
 
+def test_steps_that_follow_from_the_size_are_no_factor(results_of):
+    """As `train.tokens_per_parameter` sets them: a comparison by norm and width has one length for each width."""
+    records: list[Record] = []
+    for norm in ("dyt", "rmsnorm"):
+        for width, steps in ((32, 100), (64, 400)):
+            records.append(Record(**(SMALL | {"norm": norm, "width": width, "steps": steps})))
+    results = results_of(*records)
+    assert distinguishing_options(results) == ["norm", "model.width"]
+
+
 def test_confounded_factors_of_a_design_are_both_reported(results_of):
     """Norm, placement and depth are never left out, even if one follows from another."""
     results = results_of(

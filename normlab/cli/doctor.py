@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from normlab.base.errors import counted
 from normlab.base.paths import cache_dir
 from normlab.base.version import __version__
 from normlab.cli.app import ResultsDir, app, echo
@@ -29,6 +30,7 @@ def checks(results_dir: str) -> Iterator[dict[str, str]]:
         "W&B": _wandb,
         "results": lambda: _disk(Path(results_dir), "choose another results_dir=..."),
         "cache": lambda: _disk(cache_dir(), "set NORMLAB_CACHE to another folder"),
+        "forecast": lambda: _forecasts(Path(results_dir)),
     }
     for name, function in functions.items():
         try:
@@ -109,6 +111,21 @@ def _disk(folder: Path, remedy: str) -> Result:
     except OSError as error:
         return BAD, f"{parent}: cannot be written and locked ({error.strerror})", remedy
     return GOOD, f"{folder}: {shutil.disk_usage(parent).free / 2**30:.1f} GiB free", ""
+
+
+def _forecasts(results_dir: Path) -> Result:
+    """Compare the times of packs with their forecasts, which changes nothing for training."""
+    from statistics import median
+
+    from normlab.sweeps.cost import recorded_errors
+
+    ratios = recorded_errors(results_dir) if results_dir.is_dir() else []
+    if not ratios:
+        return GOOD, f"{results_dir}: no pack with a forecast yet", ""
+    finding = f"{counted(len(ratios), 'pack')} took {median(ratios):.2f} times the forecast"
+    if len(ratios) > 1:
+        finding += f" (median; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+    return GOOD, f"{results_dir}: {finding}", ""
 
 
 @app.command()

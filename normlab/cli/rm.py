@@ -34,8 +34,9 @@ def rm(
     Example: normlab rm first --checkpoints
     """
     from normlab.config.memory import format_size
+    from normlab.store.files import size_of
     from normlab.store.plans import SEARCH, has_plan
-    from normlab.sweeps.removal import plan_removal, size_of
+    from normlab.sweeps.removal import plan_removal
 
     removal = plan_removal(names, results_dir, checkpoints)
     part = "checkpoints" if checkpoints else ""  # of a run's folder; empty: all of it

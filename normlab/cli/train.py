@@ -35,6 +35,8 @@ ResultsOverride = Annotated[
     str | None, Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
 ]
 
+Measure = Annotated[bool, Option("--measure", help="As --dry-run, and time a few steps of new kinds of packs.")]
+
 
 @app.command()
 def train(
@@ -110,6 +112,7 @@ def sweep(
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
     results_dir: ResultsOverride = None,
+    measure: Measure = False,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -142,8 +145,8 @@ def sweep(
     # After a search, the plan of the seeds depends on the results of the trials, so that plans come one by one.
     search = Search(texts, configs, show_progress, extend=extend)
     while planned := search.next_plan():
-        print_plan(planned, planned.options, with_packs=dry_run)
-        if dry_run:
+        print_plan(planned, planned.options, with_packs=dry_run or measure, measure=measure)
+        if dry_run or measure:
             return 0
         code = train_planned(planned, planned.options, retry_failed=retry_failed)
         report_uploads(planned.folder, planned.plan)
@@ -178,12 +181,18 @@ def _retry_command(texts: list[str], config_dir: str | None, config_name: str, *
     return shlex.join([*command, "--retry-failed"])
 
 
-def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:
+def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool, measure: bool = False) -> None:
+    """Print the warnings of a plan, its packs and its cost; with `measure`, time a few steps of unknown packs."""
+    from normlab.sweeps.cost import cost_of, recorded_packs
     from normlab.sweeps.progress import plan_lines
+    from normlab.sweeps.rehearsal import rehearse
 
     for warning in planned.warnings:
         warn(warning)
-    for line in plan_lines(planned, options, with_packs=with_packs):
+    measured = recorded_packs(planned.results_dir)
+    if measure:
+        measured |= rehearse(planned, measured)
+    for line in plan_lines(planned, options, cost_of(planned, measured), with_packs=with_packs):
         echo(line)
 
 

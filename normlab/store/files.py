@@ -304,3 +304,14 @@ class AppendFile:
             if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 write_all(self._descriptor, b"\n")
         return self._descriptor
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder; links are not followed."""
+    size = 0
+    for top, _, names in os.walk(folder):
+        for name in names:
+            # A process that writes there may have replaced a temporary file since.
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(top, name)).st_size
+    return size

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -28,7 +28,8 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.plans import Plan
-from normlab.store.reading import read_record, read_rows
+from normlab.store.reading import Count, read_record, read_rows
+from normlab.sweeps.measured_packs import Amount, PackMeasurement
 
 MEMORY = "out of memory"
 Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY))})$")]
@@ -48,6 +49,12 @@ class PackOutcome:
     detail: str = ""
     gpu: str = ""
     """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
+    packs_at_once: Count = 1
+    """The packs of the sweep that trained at once on this machine, if there were enough; 1 in Slurm."""
+    measured: PackMeasurement | None = None
+    """What the pack has cost, if it is finished and its process trained all of it."""
+    forecast_seconds: Amount | None = None
+    """The forecast of `measured.seconds` by the equal packs on record at the start of the command; None without any."""
     time: float = field(default_factory=time.time)
     """When it ended: unix time, seconds."""
 
@@ -55,6 +62,17 @@ class PackOutcome:
     def is_failure(self) -> bool:
         """Whether the pack is not trained again without `--retry-failed`, unless it is halved."""
         return self.cause in (FAILED, MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker process tells the supervisor at the end of a pack."""
+
+    cause: str
+    detail: str
+    can_continue: bool
+    """Whether the process can train another pack."""
+    measured: PackMeasurement | None = None
 
 
 SlurmJob = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
@@ -104,8 +122,8 @@ def append_outcome(folder: Path, outcome: PackOutcome) -> None:
         file.append(to_json(asdict(outcome)))
 
 
-def read_outcomes(folder: Path) -> list[PackOutcome]:
-    """Return every recorded outcome, oldest first; warn about lines that hold none and leave them out.
+def read_outcomes(folder: Path, *, warns: bool = True) -> list[PackOutcome]:
+    """Return every recorded outcome, oldest first; leave out lines that hold none, and warn about them if `warns`.
 
     Raises:
         StoreError: The file exists and cannot be read.
@@ -114,11 +132,25 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
     rows = read_rows(path).rows
     for row in rows:
         with suppress(msgspec.ValidationError):
-            outcomes.append(msgspec.convert(row, PackOutcome))
+            outcomes.append(_outcome_of(row))
     ignored = len(rows) - len(outcomes)
-    if ignored:
+    if ignored and warns:
         warn(f"{path}: {ignored} of {counted(len(rows), 'line')} ignored: no valid outcome of a pack")
     return outcomes
+
+
+def _outcome_of(row: dict[str, Any]) -> PackOutcome:
+    """Return the outcome in a row.
+
+    Raises:
+        msgspec.ValidationError: The row holds none.
+    """
+    try:
+        return msgspec.convert(row, PackOutcome)
+    except msgspec.ValidationError:
+        # What a pack has cost is no reason to forget that it failed.
+        costs = ("packs_at_once", "measured", "forecast_seconds")
+        return msgspec.convert({name: row[name] for name in row if name not in costs}, PackOutcome)
 
 
 def write_queue(folder: Path, queue: Mapping[int, str]) -> None:

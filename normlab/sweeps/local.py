@@ -14,7 +14,7 @@ from normlab.base.errors import StoreError, counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.plans import Pack, Plan
 from normlab.sweeps.files import PackOutcome, log_of, queue_file, read_queue
-from normlab.sweeps.plan import threads_of
+from normlab.sweeps.plan import packs_at_once, threads_of
 from normlab.sweeps.process import RunningPack, WorkerProcess, process_options
 from normlab.training.machine import Gpu
 
@@ -75,7 +75,10 @@ class LocalExecutor:
                 # The idle ones would keep their memory while this one trains.
                 self._end_idle()
                 worker = WorkerProcess(self._folder, options, threads, gpus, log_of(self._folder, pack.number))
-            self._running.append(RunningPack(self._folder, plan, pack, worker, self._options.timeout_minutes))
+            timeout = self._options.timeout_minutes
+            num_gpus = len(self._devices) if gpus else 0
+            at_once = packs_at_once(jobs, num_gpus, options["devices"])
+            self._running.append(RunningPack(self._folder, plan, pack, worker, timeout, at_once))
             load.update(free)
         self._end_idle()
         return []

@@ -8,11 +8,11 @@ from typing import Any
 
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import StoreError
+from normlab.store.files import size_of
 from normlab.store.format import PLAN_FILE
 from normlab.store.plans import Plan, PlannedRun, read_plan, run_of, study_of
 from normlab.store.query import NOT_STARTED, Folder, is_run, sweep_folders
 from normlab.store.record import RunRecord, as_setting
-from normlab.sweeps.removal import size_of
 
 MOST_VALUES = 6
 """The most values of an option that `varies` lists."""

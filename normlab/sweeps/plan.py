@@ -72,8 +72,19 @@ class PlannedSweep:
     """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
     options: SweepOptions
     """Those with which it was planned."""
+    resolved: dict[str, ResolvedRun]
+    """The runs with their settings on this machine, by run id."""
     extended: Plan | None = None
     """The stored plan, if this one adds runs to it."""
+
+    @property
+    def results_dir(self) -> Path:
+        return self.folder.parent.parent
+
+    @property
+    def jobs(self) -> int:
+        """The packs that train at once, on each GPU if they train on GPUs."""
+        return self.options.jobs or self.plan.parallel_packs
 
     def is_completed(self) -> bool:
         """Return whether the sweep has a stored plan with all its runs, and each has finished or diverged."""
@@ -111,6 +122,7 @@ def make_plan(
             check_run(config, slurm, gpu)
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
     planned = [run.planned for run in runs]
+    resolved = {run.planned.run_id: run for run in runs}
     name = options.name or _default_name(options, planned)
     folder = sweep_folder(runs[0].config.results_dir, name)
     plan = Plan(name, options.pack, planned, [], design=design)
@@ -118,18 +130,18 @@ def make_plan(
         if extend:
             raise no_sweep_to_extend(name)
         plan = _grouped(options, replace(plan, runs=[]), folder, runs, gpus)
-        return PlannedSweep(plan, folder, warnings, gpus, options)
+        return PlannedSweep(plan, folder, warnings, gpus, options, resolved)
     stored = read_plan(folder)
     check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
     if not extend:
-        return PlannedSweep(reconcile(stored, plan, folder), folder, warnings, gpus, options)
+        return PlannedSweep(reconcile(stored, plan, folder), folder, warnings, gpus, options, resolved)
     stored_runs, added = _split_runs(runs, stored)
     plan = reconcile(stored, replace(plan, runs=stored_runs), folder)
     if not added:
-        return PlannedSweep(plan, folder, warnings, gpus, options)
+        return PlannedSweep(plan, folder, warnings, gpus, options, resolved)
     plan = _grouped(options, plan, folder, added, gpus)
     plan = replace(plan, design=stored.design.extended_by(design))
-    return PlannedSweep(plan, folder, warnings, gpus, options, extended=stored)
+    return PlannedSweep(plan, folder, warnings, gpus, options, resolved, extended=stored)
 
 
 def _split_runs(runs: Sequence[ResolvedRun], stored: Plan) -> tuple[list[PlannedRun], list[ResolvedRun]]:
@@ -238,6 +250,17 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     if options.on != "slurm":
         threads = threads_of((options.jobs or jobs) * max(1, len(gpus)))
     return replace(plan, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
+
+
+def packs_at_once(jobs: int, gpus: int, devices: int) -> int:
+    """Return the packs that train at once on this machine.
+
+    Args:
+        jobs: Packs on each GPU, or on the CPU.
+        gpus: GPUs of the sweep; 0 on a CPU.
+        devices: GPUs of each run.
+    """
+    return max(1, jobs * gpus // devices) if gpus else jobs
 
 
 def threads_of(processes: int) -> int:

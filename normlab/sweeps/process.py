@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from normlab.base.errors import is_out_of_memory, one_line
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan, run_of
-from normlab.sweeps.files import MEMORY, PackOutcome, log_of, open_log
+from normlab.sweeps.files import MEMORY, Answer, PackOutcome, log_of, open_log
 from normlab.sweeps.worker import GRACE_S, STOPPED
 from normlab.system.cgroup import limits
 from normlab.system.processes import STOP_SIGNALS, children_of, kill_sessions, start_module
@@ -48,6 +49,8 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, options: dict[str, Any], threads: int, gpus: Sequence[Gpu], log: Path) -> None:
         self.options, self.gpus = options, list(gpus)
+        self.is_new = True
+        """Whether the process has not trained a pack yet."""
         environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
@@ -69,8 +72,8 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self.connection.send(number)
 
-    def answer(self) -> tuple[str, str, bool] | None:
-        """Return cause and detail of the end of the pack, and whether the process can train another; None before it."""
+    def answer(self) -> Answer | None:
+        """Return the answer of the process at the end of the pack; None before it."""
         try:
             if self.connection.poll():
                 return self.connection.recv()
@@ -104,8 +107,17 @@ class WorkerProcess:
 class RunningPack:
     """The training of a pack by a worker, which counts as hung if it writes nothing for `timeout_minutes`."""
 
-    def __init__(self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        pack: Pack,
+        worker: WorkerProcess,
+        timeout_minutes: float,
+        packs_at_once: int = 1,
+    ) -> None:
         self.pack, self.worker = pack, worker
+        self._packs_at_once = packs_at_once
         self.is_idle = False
         """Whether the pack has ended and the worker can train another."""
         self._runs = [run_of(folder, run) for run in plan.runs_of(pack)]
@@ -118,6 +130,7 @@ class RunningPack:
         self._memory_kills_before = _memory_kills()
         self._log = log_of(folder, pack.number)
         self._log_start = _size_and_time(self._log)[0]
+        self._started = time.monotonic()
         worker.train(pack.number)
 
     def poll(self) -> PackOutcome | None:
@@ -137,16 +150,21 @@ class RunningPack:
             return None
         if answer is None:
             memory_kill = _memory_kills() > self._memory_kills_before
-            answer = (*cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill), False)
-        cause, detail, can_continue = answer
+            answer = Answer(*cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill), can_continue=False)
+        cause, detail = answer.cause, answer.detail
         if self._stopped is not None and cause != FINISHED:
             cause, detail = self._stopped
         # The signal may arrive after the answer, and the worker would stop in the next pack.
-        self.is_idle = can_continue and self._stopped is None
+        self.is_idle = answer.can_continue and self._stopped is None
         if not self.is_idle:
             self.worker.end()
+        measured = answer.measured
+        if measured is not None and self.worker.is_new:
+            start_seconds = time.monotonic() - self._started - measured.seconds
+            measured = replace(measured, start_seconds=max(0.0, start_seconds))
+        self.worker.is_new = False
         gpus = ",".join(gpu.uuid for gpu in self.worker.gpus)
-        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), gpus)
+        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), gpus, self._packs_at_once, measured)
         return self._ended
 
     def _check_time(self) -> None:

@@ -13,6 +13,7 @@ from normlab.store.format import DAMAGED, DIVERGED, FINISHED
 from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.reading import read_last_row
+from normlab.sweeps.cost import Cost
 from normlab.sweeps.files import PackOutcome, log_of
 from normlab.sweeps.plan import PlannedSweep, threads_of, tokens_of
 from normlab.sweeps.stored_plan import is_completed
@@ -22,9 +23,9 @@ EVERY_S = 60.0
 """Time, in seconds, between two lines on the progress of the sweep."""
 
 
-def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs."""
-    plan, jobs = sweep.plan, options.jobs or sweep.plan.parallel_packs
+def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_packs: bool) -> Iterator[str]:
+    """Yield a sweep's name, runs, packs, GPUs, jobs, notes, tokens and cost, and (`with_packs`) its open packs."""
+    plan, jobs = sweep.plan, sweep.jobs
     incomplete_runs = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
     packs = [pack for pack in plan.packs if incomplete_runs.intersection(pack.runs)]
     completed = len(plan.runs) - len(incomplete_runs)
@@ -58,6 +59,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
             threads = threads_of(jobs)
         yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
     yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in incomplete_runs):,} to train on"
+    yield from cost.lines()
     if with_packs:
         for pack in packs:
             yield f"pack {pack.number:<3} {label_of(plan, pack)}"

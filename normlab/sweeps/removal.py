@@ -183,14 +183,6 @@ def _check_packs(folder: Path, plan: Plan) -> None:
             )
 
 
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder; links are not followed."""
-    size = 0
-    for top, _, names in os.walk(folder):
-        size += sum(os.lstat(os.path.join(top, name)).st_size for name in names)
-    return size
-
-
 def _real(path: Path, kind: str) -> Path:
     """Return the folder of a run or a sweep in its results folder, with the links above that resolved.
 

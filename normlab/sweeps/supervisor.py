@@ -7,7 +7,8 @@ completed resume, except failed ones, which need `--retry-failed`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
@@ -16,8 +17,10 @@ from normlab.store.format import LOCK_FILE, OUTCOMES_FILE
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
+from normlab.sweeps.cost import cost_of, recorded_packs
 from normlab.sweeps.executor import Executor, make_executor
 from normlab.sweeps.files import MEMORY, PackOutcome
+from normlab.sweeps.measured_packs import MOST
 from normlab.sweeps.plan import PlannedSweep
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
@@ -61,7 +64,12 @@ def supervise(
             files.write_plan(folder, plan)
         for outcome in executor.take_over(plan):
             files.append_outcome(folder, outcome)
-        supervision = Supervision(folder, plan, executor, display)
+        forecasts: dict[int, float] = {}
+        for pack in cost_of(planned, recorded_packs(planned.results_dir)).packs:
+            # The measurements may be a stranger's, and the outcome must be readable.
+            if pack.seconds is not None and pack.seconds <= MOST:
+                forecasts[pack.number] = pack.seconds
+        supervision = Supervision(folder, plan, executor, display, forecasts)
         supervision.run(retry_failed)
         return supervision
 
@@ -72,6 +80,8 @@ class Supervision:
     plan: Plan
     executor: Executor
     display: ProgressDisplay
+    forecasts: Mapping[int, float]
+    """The seconds that a pack will take, by its number; packs without an equal one on record are left out."""
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)
     """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
@@ -127,7 +137,8 @@ class Supervision:
                 self.incomplete += 1
 
     def _record(self, outcome: PackOutcome) -> None:
-        files.append_outcome(self.folder, outcome)
+        forecast = self.forecasts.get(outcome.pack)
+        files.append_outcome(self.folder, replace(outcome, forecast_seconds=forecast))
         pack, halves = self.plan.pack_of(outcome.pack), self._halve_after(outcome)
         self.waiting[:0] = halves
         if outcome.is_failure and not halves:

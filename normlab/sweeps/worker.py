@@ -1,8 +1,7 @@
 """The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] DESCRIPTOR FOLDER`.
 
-For each pack, the supervisor sends its number through the connection DESCRIPTOR. The process answers with the cause and
-the detail of the outcome, and whether it can train another pack; else it exits. Both of its outputs go to the log of
-the pack.
+For each pack, the supervisor sends its number through the connection DESCRIPTOR. The process answers with an `Answer`,
+and exits if it cannot train another pack. Both of its outputs go to the log of the pack.
 
 The connection closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
 and stops, and kills itself after a grace period.
@@ -25,13 +24,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from normlab.base.errors import ConfigError, DiskError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
+from normlab.base.errors import (
+    ConfigError,
+    DiskError,
+    NormlabError,
+    OutOfMemoryError,
+    is_out_of_memory,
+    one_line,
+)
 from normlab.config.recorded import load_config
 from normlab.config.schema import RunConfig
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.sweeps.files import MEMORY, log_of, open_log
+from normlab.sweeps.files import MEMORY, Answer, log_of, open_log
+from normlab.sweeps.measured_packs import PackMeasurement, measure
 from normlab.system.openmp import limit_spinning
 from normlab.system.processes import kill_sessions
 
@@ -47,6 +54,8 @@ class Worker:
         self._folder, self._on_gpu = folder, on_gpu
         self._configs: list[RunConfig] = []
         """Those of the latest pack."""
+        self.measured: PackMeasurement | None = None
+        """What the latest pack has cost, if this process trained all of it."""
         self._seed: int | None = None
         """The seed of torch's generators in a new process."""
 
@@ -81,6 +90,7 @@ class Worker:
         from normlab.training import start as training
         from normlab.training.machine import NO_GPU, resolve_device
 
+        start, self.measured = time.perf_counter(), None
         # A pack must have the bits that it has in a new process.
         if self._seed is None:
             self._seed = torch.initial_seed()
@@ -98,7 +108,9 @@ class Worker:
                     f"device=auto: {NO_GPU}, and the sweep was planned for a GPU; check it with nvidia-smi"
                 )
             self._configs.append(config)
-        wait_until_inactive([run_of(self._folder, run) for run in runs])
+        folders = [run_of(self._folder, run) for run in runs]
+        wait_until_inactive(folders)
+        is_new = not any(folder.exists() for folder in folders)
         results = training.train_pack(
             self._configs,
             pack={"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]},
@@ -113,6 +125,13 @@ class Worker:
         for result in results:
             if result.signal:
                 return result.signal
+        if is_new:
+            seconds = time.perf_counter() - start
+            # The runs are completed, whether or not their cost is known.
+            try:
+                self.measured = measure(self._configs[0], folders, seconds)
+            except Exception:
+                traceback.print_exc()
         return None
 
     def is_reusable(self) -> bool:
@@ -174,7 +193,7 @@ def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
         sys.stdout.flush()
         # If the supervisor has died, the thread stops the process.
         with contextlib.suppress(OSError):
-            connection.send((cause, detail, can_continue))
+            connection.send(Answer(cause, detail, can_continue, worker.measured))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor
-from normlab.sweeps.files import MEMORY
+from normlab.sweeps.files import MEMORY, Answer
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import Supervision, supervise
 from normlab.training.machine import Gpu
@@ -27,11 +27,11 @@ from support.small_run import one_run_at_a_time
 
 FINISHED_STATUS = {"state": "finished", "outcome": "finished", "val_loss": 2.0, "best_val_loss": 2.0}
 ANSWERS = {
-    "finish": (FINISHED, "", True),
-    "leave": (FINISHED, "", False),
-    "raise": (FAILED, "ValueError: no", False),
-    "memory": (MEMORY, "no memory", False),
-    "stopped from outside": (INTERRUPTED, "", False),
+    "finish": Answer(FINISHED, "", can_continue=True),
+    "leave": Answer(FINISHED, "", can_continue=False),
+    "raise": Answer(FAILED, "ValueError: no", can_continue=False),
+    "memory": Answer(MEMORY, "no memory", can_continue=False),
+    "stopped from outside": Answer(INTERRUPTED, "", can_continue=False),
 }
 
 
@@ -45,6 +45,7 @@ class FakeWorker:
     def __init__(self, folder: Path, options: dict[str, Any], threads: int, gpus: Sequence[Gpu], log: Path) -> None:
         self.folder, self.options, self.threads, self.gpus = folder, options, threads, list(gpus)
         self.connection, self._end = Pipe()
+        self.is_new = True
         self.way, self.code, self.is_over = "", None, False
         self.packs: list[int] = []
         self.loads: list[Counter[int]] = []
@@ -75,14 +76,14 @@ class FakeWorker:
                 self.code, self.way = -9, ""
         return self.code
 
-    def answer(self) -> tuple[str, str, bool] | None:
+    def answer(self) -> Answer | None:
         if not self.is_over or not self.way:
             return None
-        cause, detail, can_continue = ANSWERS[self.way]
-        for run in self.runs if cause == FINISHED else ():
+        answer = ANSWERS[self.way]
+        for run in self.runs if answer.cause == FINISHED else ():
             RunFolder.create(run_of(self.folder, run).path, {"run_id": run.run_id}).write_status(FINISHED_STATUS)
         self.way, self.is_over = "", False
-        return cause, detail, can_continue
+        return answer
 
     def stop(self) -> None:
         self.is_stopped = True

@@ -18,6 +18,7 @@ from normlab.data.corpus import open_corpus
 from normlab.store.plans import Plan, read_plan, run_of
 from normlab.store.runs import RunFolder
 from normlab.sweeps import plan as sweep_plan
+from normlab.sweeps.cost import cost_of
 from normlab.sweeps.files import write_plan
 from normlab.sweeps.packs import split
 from normlab.sweeps.plan import PlannedSweep, make_plan
@@ -73,7 +74,8 @@ def test_every_core_of_a_cpu_has_a_pack_of_a_small_model(
     write_plan(made.folder, made.plan)
     assert read_plan(made.folder) == made.plan == plan(*grid.split(), f"sweep.name={made.plan.name}").plan
     options, _ = compose_sweep(grid.split())
-    (line,) = [line for line in plan_lines(made, options, with_packs=False) if line.startswith("jobs")] or [""]
+    lines = plan_lines(made, options, cost_of(made, {}), with_packs=False)
+    (line,) = [line for line in lines if line.startswith("jobs")] or [""]
     threads = cores // parallel
     expected = f"{parallel} packs at once, {threads} thread{'s' * (threads > 1)} each (sweep.jobs={parallel})"
     assert line == (f"jobs    {expected}" if parallel > 1 else "")

@@ -48,8 +48,8 @@ def train(planned: PlannedSweep, worker: WorkerProcess, pack: Pack) -> bool:
     wait([worker.connection])
     answer = worker.answer()
     assert answer is not None, log_of(planned.folder, pack.number).read_text()
-    assert answer[:2] == ("finished", "")
-    return answer[2]
+    assert (answer.cause, answer.detail) == ("finished", "")
+    return answer.can_continue
 
 
 def planned_in(results: Path, overrides: Sequence[str], *grid: str) -> PlannedSweep:

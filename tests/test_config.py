@@ -8,7 +8,7 @@ import torch
 
 from normlab.base.errors import ConfigError
 from normlab.base.options import plain_tree
-from normlab.config.compose import compose_grid, compose_run, compose_sweep
+from normlab.config.compose import UserConfigs, compose_grid, compose_run, compose_sweep
 from normlab.config.recorded import config_from_record
 from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
@@ -156,6 +156,18 @@ def test_tokens_per_parameter_counts_the_matrices_of_the_blocks(model: list[str]
     assert same.config_hash == config.config_hash
 
 
+def test_tokens_per_parameter_and_the_steps_of_a_file(tmp_path: Path) -> None:
+    """A command cannot leave out what a file sets, but it can take back a number of tokens."""
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\ntrain: {steps: 30}\nmodel: {width: 32}\n")
+    mine = UserConfigs(str(tmp_path), "mine")
+    with pytest.raises(
+        ConfigError, match=r"train.steps=30: train.tokens_per_parameter=20 sets it to \d+ for [\d,]+ weights"
+    ):
+        compose_run(["train.tokens_per_parameter=20"], mine)
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\ntrain: {tokens_per_parameter: 20}\n")
+    assert compose_run(["train.steps=30", "train.tokens_per_parameter=null"], mine).train.steps == 30
+
+
 def test_tokens_per_parameter_makes_at_least_one_step() -> None:
     assert compose_run(["model=gpt2_nano", "train.tokens_per_parameter=1e-3"]).train.steps == 1
 
@@ -163,7 +175,8 @@ def test_tokens_per_parameter_makes_at_least_one_step() -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["train.steps=100"], r"train.steps=100: train.tokens_per_parameter=20 sets it to 1920 for 24,576 weights"),
+        (["train.steps=100"], r"^train.steps=100: train.tokens_per_parameter=20 sets it too; leave one of them out$"),
+        (["train.steps=500"], r"^train.steps=500: train.tokens_per_parameter=20 sets it too; leave one of them out$"),
         (
             ["train.batch_size=1", "model.context=1", "model.depth=5000"],
             r"parameter=20: makes 1,228,800,000 steps, more",

@@ -20,6 +20,7 @@ from normlab.analysis.settings import (
     setting,
     settings_of,
 )
+from normlab.catalogue.optimizers.options import default_warmup
 from normlab.config.schema import RunConfig
 from normlab.store.format import DAMAGED
 from normlab.store.query import count_not_started
@@ -101,6 +102,8 @@ def _is_explained(name: str, runs: Sequence[RunRecord], factors: Sequence[str]) 
     # A search gives each cell its own best value.
     if all(name in run.design.searched for run in runs):
         return True
+    if _follows_from_size(name, runs):
+        return True
     for factor in factors:
         if name == factor or name.startswith(f"the {factor}'s"):
             return True
@@ -117,6 +120,16 @@ def _has_one_value(name: str, factor: str, runs: Sequence[RunRecord]) -> bool:
         if value_at.setdefault(level, value) != value:
             return False
     return True
+
+
+def _follows_from_size(name: str, runs: Sequence[RunRecord]) -> bool:
+    """Whether a setting follows from `train.tokens_per_parameter`, which has one value, and the size of the model."""
+    ratios = {run.config.train.tokens_per_parameter for run in runs}
+    if None in ratios or len(ratios) > 1:
+        return False
+    if name == "optim.warmup_steps":
+        return all(run.config.optim.warmup_steps == default_warmup(run.config.train.steps) for run in runs)
+    return name == "train.steps"
 
 
 def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:

@@ -114,7 +114,7 @@ def _disk(folder: Path, remedy: str) -> Result:
 
 
 def _forecasts(results_dir: Path) -> Result:
-    """Compare the times of packs with their forecasts, which changes nothing for training."""
+    """Compare the times of packs with their forecasts."""
     from statistics import median
 
     from normlab.sweeps.cost import recorded_errors
@@ -122,9 +122,9 @@ def _forecasts(results_dir: Path) -> Result:
     ratios = recorded_errors(results_dir) if results_dir.is_dir() else []
     if not ratios:
         return GOOD, f"{results_dir}: no pack with a forecast yet", ""
-    finding = f"{counted(len(ratios), 'pack')} took {median(ratios):.2f} times the forecast"
+    finding = f"{counted(len(ratios), 'pack')} took {median(ratios):.3g} times the forecast"
     if len(ratios) > 1:
-        finding += f" (median; {ratios[0]:.2f} to {ratios[-1]:.2f})"
+        finding += f" (median; {ratios[0]:.3g} to {ratios[-1]:.3g})"
     return GOOD, f"{results_dir}: {finding}", ""
 
 

@@ -35,7 +35,7 @@ ResultsOverride = Annotated[
     str | None, Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
 ]
 
-Measure = Annotated[bool, Option("--measure", help="As --dry-run, and time a few steps of new kinds of packs.")]
+Measure = Annotated[bool, Option("--measure", help="As --dry-run, and time a few steps for the cost.")]
 
 
 @app.command()

@@ -38,6 +38,7 @@ from normlab.config.known_options import GROUPS, OF_SITES, SECTIONS, is_in, list
 from normlab.config.option_names import empty_list_hint
 from normlab.config.override_checks import (
     check_config_exists,
+    check_length,
     check_recipe,
     check_references,
     check_type,
@@ -246,6 +247,7 @@ def _compose_jobs(
             config = copy.deepcopy(_compose_choices(configs, chosen))
             _leave_out_replaced_sites(config, values)
             with naming_run(varied):
+                check_length(values)
                 for override in values:
                     _set_value(config, override, job)
             yield job, varied, config

@@ -88,7 +88,11 @@ class ModelConfig:
 
     @property
     def block_weights(self) -> int:
-        """Weights of the matrices in all blocks: N of the scaling laws, without embeddings, head, norms and biases."""
+        """Weights of the matrices of attention and MLPs in all blocks.
+
+        This is N of Kaplan et al. 2020, arXiv:2001.08361, section 2.1: without embeddings, norms and biases. The wiring
+        of streams is not counted.
+        """
         assert self.mlp_width is not None  # resolved
         return self.depth * self.width * (self.attn_outputs + self.mlp_matrices * self.mlp_width)
 

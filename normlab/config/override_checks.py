@@ -132,6 +132,18 @@ def sets_values(override: Override) -> bool:
     return key.partition(".")[0] in SECTIONS
 
 
+def check_length(overrides: Sequence[Override]) -> None:
+    """Check that the overrides of a run set its number of steps once.
+
+    Raises:
+        ConfigError: They set train.steps and train.tokens_per_parameter, which sets it too.
+    """
+    typed = {override.key_or_group: override for override in overrides}
+    steps, ratio = typed.get("train.steps"), typed.get("train.tokens_per_parameter")
+    if steps is not None and ratio is not None and ratio.value() is not None:
+        raise ConfigError(f"{steps.input_line}: {ratio.input_line} sets it too; leave one of them out")
+
+
 def check_config_exists(override: Override, folders: ConfigFolders) -> None:
     """Check that an override that sets no values names a config of a group, of the package or of the user.
 

@@ -24,7 +24,7 @@ class TrainConfig:
     steps: int = option(DEFAULT_STEPS, "Optimiser steps; 0 measures the initial model.", at_least=0, at_most=MOST_STEPS)
     tokens_per_parameter: float | None = option(
         None, above=0, at_most=10**6, identity=False,
-        help="Tokens for each weight of the matrices in the blocks, without embeddings and head; sets train.steps.",
+        help="Tokens for each weight of attention and MLPs, without embeddings and head; sets train.steps.",
     )  # fmt: skip
     batch_size: int = option(8, "Sequences per optimiser step, over all micro-batches.", at_least=1, at_most=2**20)
     accumulation: int = option(1, "Micro-batches per step; must divide the batch size.", at_least=1, at_most=2**20)
@@ -57,7 +57,7 @@ class TrainConfig:
         """Set the number of steps by `tokens_per_parameter`: r N / (B T), rounded, and at least 1.
 
         Args:
-            weights: N, the weights of the matrices in all blocks (`ModelConfig.block_weights`).
+            weights: N, the weights of attention and MLPs in all blocks (`ModelConfig.block_weights`).
             context: T, the tokens of a sequence; B is the batch size.
 
         Raises:

@@ -19,10 +19,11 @@ from normlab.config.memory import format_size, num_embeddings, num_weights
 from normlab.config.schema import RunConfig
 from normlab.config.train import FOLDER_OF_WEIGHTS, LOG
 from normlab.model.flops import flops_per_token
+from normlab.store.files import size_of
 from normlab.store.plans import run_of
 from normlab.store.query import sweep_folders
 from normlab.sweeps.files import PackOutcome, read_outcomes
-from normlab.sweeps.measured_packs import PackMeasurement, evaluation_steps, evaluations, kind_of
+from normlab.sweeps.measured_packs import PackMeasurement, evaluation_steps, evaluations, kind_beside, kind_of
 from normlab.sweeps.plan import PlannedSweep, ResolvedRun, packs_at_once, threads_of
 from normlab.sweeps.stored_plan import is_completed
 from normlab.tracking.console import format_duration
@@ -30,9 +31,6 @@ from normlab.training.optim import kept_step
 
 BYTES = 4
 """Of a weight or a moment in a checkpoint: float32."""
-
-Kind = tuple[str, int]
-"""`kind_of` a pack, and how many packs train at once, because they share the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class EqualPacks:
         numbers: dict[str, list[Any]] = {}
         for measurement in measurements:
             for name, value in asdict(measurement).items():
-                # No time is the start of a process that had trained another pack before.
+                # Only packs that were the first of their process say how long its start takes.
                 if value is not None and (name, value) != ("start_seconds", 0.0):
                     numbers.setdefault(name, []).append(value)
         kind = measurements[0].kind
@@ -59,11 +57,11 @@ class EqualPacks:
         return cls(PackMeasurement(kind=kind, **medians), len(measurements), are_rehearsed)
 
 
-def recorded_packs(results_dir: str | Path) -> dict[Kind, EqualPacks]:
-    """Return the packs of each kind that the sweeps of a results folder have measured."""
-    by_kind: dict[Kind, list[PackMeasurement]] = {}
-    for outcome, measurement in _measurements(results_dir):
-        by_kind.setdefault((measurement.kind, outcome.packs_at_once), []).append(measurement)
+def recorded_packs(results_dir: str | Path) -> dict[str, EqualPacks]:
+    """Return the measured packs on record in a results folder, by their kind (`kind_beside`)."""
+    by_kind: dict[str, list[PackMeasurement]] = {}
+    for _, measurement in _measurements(results_dir):
+        by_kind.setdefault(measurement.kind, []).append(measurement)
     return {kind: EqualPacks.of(measurements) for kind, measurements in by_kind.items()}
 
 
@@ -94,11 +92,15 @@ class PackCost:
     number: int
     """The number of the pack."""
     runs: list[ResolvedRun]
-    kind: Kind
+    kind: str
+    """`kind_beside` the other packs."""
+    packs_at_once: int
     equal: EqualPacks | None
-    """The equal packs on record; None without any."""
+    """The equal packs that were measured; None without any."""
     steps: int
     """Steps that each run has left."""
+    written_bytes: int
+    """What the runs have written before."""
 
     @property
     def config(self) -> RunConfig:
@@ -111,6 +113,9 @@ class PackCost:
         if self.equal is None:
             return None
         count = evaluations(self.steps, self.config.eval.every)
+        if self.steps < self.config.train.steps:
+            # It was evaluated before its first step then.
+            count -= 1
         steps = self.steps + count * evaluation_steps(self.config)
         return self.equal.median.fixed_seconds + steps * self.equal.median.seconds_per_step
 
@@ -134,7 +139,7 @@ class PackCost:
 
     @property
     def disk_bytes(self) -> float:
-        """What the runs write from their first step on; a lower bound if it is not known."""
+        """What the runs will write; a lower bound if it is not known."""
         config, vocab_size = self.config, self.runs[0].vocab_size
         of_run = count_kept(config) * BYTES * num_weights(config, vocab_size)
         if self.equal is None:
@@ -143,7 +148,7 @@ class PackCost:
             equal = self.equal.median
             of_run += equal.fixed_bytes + equal.bytes_per_step * config.train.steps
             of_run += count_checkpoints(config) * equal.checkpoint_bytes
-        return len(self.runs) * of_run
+        return max(0.0, len(self.runs) * of_run - self.written_bytes)
 
 
 def count_checkpoints(config: RunConfig) -> int:
@@ -191,7 +196,7 @@ class Cost:
         """The time of all packs on this machine; None if it is not known."""
         if self.sweep.options.on == "slurm":
             return None
-        at_once = min((at_once for _, at_once in (pack.kind for pack in self.packs)), default=1)
+        at_once = min((pack.packs_at_once for pack in self.packs), default=1)
         # For each place: when its process has ended a pack, and whether it can train another.
         places = [(0.0, False)] * at_once
         # As the supervisor does: the next pack starts where one has ended.
@@ -205,18 +210,20 @@ class Cost:
         return max(end for end, _ in places)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line each for weights, FLOPs, memory, disk and time."""
+        """Yield a line each for tokens, weights, FLOPs, memory, disk and time."""
         weights: set[int] = set()
-        flops = 0.0
+        tokens, flops = 0, 0.0
         for pack in self.packs:
             for run in pack.runs:
                 weights.add(run.config.model.block_weights)
-                tokens = pack.steps * run.config.train.batch_size * run.config.model.context
-                flops += flops_per_token(run.config, run.vocab_size) * tokens
+                of_run = pack.steps * run.config.train.batch_size * run.config.model.context
+                tokens += of_run
+                flops += flops_per_token(run.config, run.vocab_size) * of_run
+        yield f"tokens  {tokens:,} to train on"
         text = f"{min(weights):,}"
         if len(weights) > 1:
             text += f" to {max(weights):,}"
-        yield f"weights {text} in the blocks of each model"
+        yield f"weights {text} in attention and MLPs of each model"
         yield f"compute {flops:.2e} FLOPs in training steps"
         about = "about" if all(pack.equal is not None for pack in self.packs) else "at least"
         yield f"memory  {about} {self._memory()}"
@@ -228,7 +235,10 @@ class Cost:
         device = largest.runs[0].machine.device
         gpu_bytes = min((gpu.memory_bytes for gpu in self.sweep.gpus), default=0)
         limit = self.sweep.options.pack_memory(device, gpu_bytes, self.sweep.jobs)
-        return f"{format_size(int(largest.memory_bytes))} in the largest process, of {format_size(limit)} for each"
+        # A bound counts no torch and no corpus.
+        counted_bytes = "for the tensors of" if largest.equal is None else "in"
+        needed = f"{format_size(int(largest.memory_bytes))} {counted_bytes} the largest process"
+        return f"{needed}; each may have {format_size(limit)}"
 
     def _disk(self) -> str:
         needed = sum(pack.disk_bytes for pack in self.packs)
@@ -236,18 +246,15 @@ class Cost:
         # The first run makes the results folder.
         while not os.path.exists(folder):
             folder = folder.parent
-        return f"{format_size(int(needed))}, of {format_size(shutil.disk_usage(folder).free)} that are free"
+        return f"{format_size(int(needed))}; {format_size(shutil.disk_usage(folder).free)} are free"
 
     def _time(self) -> str:
         if self.sweep.options.on == "slurm":
             return "not known, because other machines train the packs"
         seconds = self.seconds
         if seconds is None:
-            unknown = sum(pack.equal is None for pack in self.packs)
-            return (
-                f"not known: no equal pack on record for {counted(unknown, 'pack')}; `normlab sweep --measure` times a "
-                "few steps"
-            )
+            unknown = counted(sum(pack.equal is None for pack in self.packs), "pack")
+            return f"not known: no equal pack on record for {unknown}; `normlab sweep` with --measure times a few steps"
         on_record = rehearsed = 0
         for equal in {pack.kind: pack.equal for pack in self.packs}.values():
             if equal is not None and equal.are_rehearsed:
@@ -262,7 +269,7 @@ class Cost:
         return f"about {format_duration(seconds)}, by {' and '.join(bases)}"
 
 
-def cost_of(sweep: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> Cost:
+def cost_of(sweep: PlannedSweep, measured: Mapping[str, EqualPacks]) -> Cost:
     """Return the cost of the packs that are left to train.
 
     Args:
@@ -279,8 +286,9 @@ def cost_of(sweep: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> Cost:
         resumed_step = min(folder.read_status().checkpoint or 0 for folder in folders)
         config = runs[0].config
         steps = config.train.steps - max(resumed_step, _first_step(config))
-        kind = _kind_of(sweep, runs)
-        packs.append(PackCost(pack.number, runs, kind, measured.get(kind), max(0, steps)))
+        kind, at_once = _kind_of(sweep, runs)
+        written = sum(size_of(folder.path) for folder in folders)
+        packs.append(PackCost(pack.number, runs, kind, at_once, measured.get(kind), max(0, steps), written))
     return Cost(sweep, packs)
 
 
@@ -292,10 +300,11 @@ def _first_step(config: RunConfig) -> int:
     return int(start.rpartition("@")[2])
 
 
-def _kind_of(sweep: PlannedSweep, runs: Sequence[ResolvedRun]) -> Kind:
+def _kind_of(sweep: PlannedSweep, runs: Sequence[ResolvedRun]) -> tuple[str, int]:
+    """Return the kind of a pack, and how many packs train at once."""
     config, machine = runs[0].config, runs[0].machine
     if sweep.options.on == "slurm":
-        return kind_of(config, machine, sweep.options.slurm.cpus, len(runs)), 1
+        return kind_beside(kind_of(config, machine, sweep.options.slurm.cpus, len(runs)), 1), 1
     threads = sweep.plan.threads
     # The processes of the packs inherit the variable, which takes precedence over the plan.
     if threads is None or "OMP_NUM_THREADS" in os.environ:
@@ -303,4 +312,5 @@ def _kind_of(sweep: PlannedSweep, runs: Sequence[ResolvedRun]) -> Kind:
     # The processes of a run on a CPU share its threads.
     if machine.device == "cpu":
         threads = max(1, threads // config.devices)
-    return kind_of(config, machine, threads, len(runs)), packs_at_once(sweep.jobs, len(sweep.gpus), config.devices)
+    at_once = packs_at_once(sweep.jobs, len(sweep.gpus), config.devices)
+    return kind_beside(kind_of(config, machine, threads, len(runs)), at_once), at_once

@@ -28,7 +28,7 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.plans import Plan
-from normlab.store.reading import Count, read_record, read_rows
+from normlab.store.reading import read_record, read_rows
 from normlab.sweeps.measured_packs import Amount, PackMeasurement
 
 MEMORY = "out of memory"
@@ -49,8 +49,6 @@ class PackOutcome:
     detail: str = ""
     gpu: str = ""
     """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
-    packs_at_once: Count = 1
-    """The packs of the sweep that trained at once on this machine, if there were enough; 1 in Slurm."""
     measured: PackMeasurement | None = None
     """What the pack has cost, if it is finished and its process trained all of it."""
     forecast_seconds: Amount | None = None
@@ -149,8 +147,8 @@ def _outcome_of(row: dict[str, Any]) -> PackOutcome:
         return msgspec.convert(row, PackOutcome)
     except msgspec.ValidationError:
         # What a pack has cost is no reason to forget that it failed.
-        costs = ("packs_at_once", "measured", "forecast_seconds")
-        return msgspec.convert({name: row[name] for name in row if name not in costs}, PackOutcome)
+        without_cost = {**row, "measured": None, "forecast_seconds": None}
+        return msgspec.convert(without_cost, PackOutcome)
 
 
 def write_queue(folder: Path, queue: Mapping[int, str]) -> None:

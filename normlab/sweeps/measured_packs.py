@@ -22,14 +22,14 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.sweeps.packs import pack_key
 
-CADENCES = ("steps", "log_every", "checkpoint_every", "keep", "start_from")
-"""Options of `train` that change the number of steps, not the time of one."""
+NOT_IN_A_STEP = ("steps", "log_every", "checkpoint_every", "keep", "start_from")
+"""Options of `train` on which the time of a step does not depend."""
 FORWARD_SHARE = 1 / 3
 """The assumed time of a token in an evaluation, relative to a step: a forward pass without a backward pass."""
 
-MOST = 1e15
-Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
-"""Seconds, or a mean of bytes. The files may be a stranger's, and a sum of such numbers stays finite."""
+LARGEST = 1e15
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+"""A number of seconds or bytes. The files may be a stranger's, and sums of these numbers stay finite."""
 
 
 class Settings(Protocol):
@@ -54,7 +54,7 @@ class PackMeasurement:
     """The time, the memory and the disk of a pack whose process trained it from its first step to its end."""
 
     kind: str
-    """`kind_of` the pack."""
+    """`kind_of` the pack; of a pack on record, `kind_beside` others."""
     seconds: Amount
     """In its process, without the start of the process."""
     fixed_seconds: Amount
@@ -84,7 +84,7 @@ def kind_of(config: RunConfig, settings: Settings, threads: int | None, runs: in
     """
     tree: dict[str, Any] = json.loads(pack_key(config))
     del tree["results_dir"], tree["eval"]["every"]
-    for option in CADENCES:
+    for option in NOT_IN_A_STEP:
         del tree["train"][option]
     # What `auto` becomes may depend on the number of steps.
     tree["train"]["graph"] = settings.graph
@@ -92,6 +92,11 @@ def kind_of(config: RunConfig, settings: Settings, threads: int | None, runs: in
         tree[option] = getattr(settings, option)
     code = __version__, version("torch")
     return canonical_hash([tree, settings.device_name, threads, runs, platform.node(), code])[:16]
+
+
+def kind_beside(kind: str, packs_at_once: int) -> str:
+    """Return the kind of a pack that shares the machine: with the number of packs that train at once."""
+    return f"{kind}.{packs_at_once}"
 
 
 def evaluations(steps: int, every: int) -> int:
@@ -126,14 +131,13 @@ def measure(config: RunConfig, runs: Sequence[RunFolder], seconds: float) -> Pac
     trained = [record for record in records if record.state != DIVERGED]
     if not trained or config.train.start_from is not None:
         return None
-    longest = trained[0]
-    paces = longest.folder.rows("pace").rows
+    folder, machine = trained[0].folder, trained[0].machine
+    paces = folder.rows("pace").rows
     if len(paces) < 2:
         return None
     first, last = paces[0], paces[-1]
     seconds_per_step = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
     counted = last["step"] + evaluations(last["step"], config.eval.every) * evaluation_steps(config)
-    folder, machine = longest.folder, longest.machine
     checkpoints = folder.path / checkpoint.FOLDER
     growing = folder.metrics_path.stat().st_size + size_of(folder.path / STATISTICS_FOLDER)
     return PackMeasurement(
@@ -141,7 +145,7 @@ def measure(config: RunConfig, runs: Sequence[RunFolder], seconds: float) -> Pac
         seconds=seconds,
         fixed_seconds=max(0.0, seconds - seconds_per_step * counted),
         seconds_per_step=seconds_per_step,
-        memory_bytes=longest.status.peak_memory_bytes,
+        memory_bytes=trained[0].status.peak_memory_bytes,
         checkpoint_bytes=size_of(checkpoints) / max(1, len(checkpoint.steps(checkpoints))),
         fixed_bytes=sum(path.stat().st_size for path in folder.path.iterdir() if path.is_file())
         - folder.metrics_path.stat().st_size,

@@ -19,6 +19,8 @@ def pack_key(config: RunConfig) -> str:
     for option in ("seed", "init", "tracking"):
         del tree[option]
     del tree["data"]["seed"], tree["run"]["name"]
+    # It has set the number of steps.
+    del tree["train"]["tokens_per_parameter"]
     for option in config.optim.per_run:
         del tree["optim"][option]
     # A threshold per run is a tensor; training with and without clipping are two computations.

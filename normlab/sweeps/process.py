@@ -20,6 +20,7 @@ from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan, run_of
 from normlab.sweeps.files import MEMORY, Answer, PackOutcome, log_of, open_log
+from normlab.sweeps.measured_packs import kind_beside
 from normlab.sweeps.worker import GRACE_S, STOPPED
 from normlab.system.cgroup import limits
 from normlab.system.processes import STOP_SIGNALS, children_of, kill_sessions, start_module
@@ -159,12 +160,14 @@ class RunningPack:
         if not self.is_idle:
             self.worker.end()
         measured = answer.measured
-        if measured is not None and self.worker.is_new:
-            start_seconds = time.monotonic() - self._started - measured.seconds
-            measured = replace(measured, start_seconds=max(0.0, start_seconds))
+        if measured is not None:
+            measured = replace(measured, kind=kind_beside(measured.kind, self._packs_at_once))
+            if self.worker.is_new:
+                start_seconds = time.monotonic() - self._started - measured.seconds
+                measured = replace(measured, start_seconds=max(0.0, start_seconds))
         self.worker.is_new = False
         gpus = ",".join(gpu.uuid for gpu in self.worker.gpus)
-        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), gpus, self._packs_at_once, measured)
+        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), gpus, measured)
         return self._ended
 
     def _check_time(self) -> None:

@@ -24,7 +24,7 @@ EVERY_S = 60.0
 
 
 def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, jobs, notes, tokens and cost, and (`with_packs`) its open packs."""
+    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and cost, and (`with_packs`) its open packs."""
     plan, jobs = sweep.plan, sweep.jobs
     incomplete_runs = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
     packs = [pack for pack in plan.packs if incomplete_runs.intersection(pack.runs)]
@@ -58,7 +58,6 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_p
         if "OMP_NUM_THREADS" in os.environ:
             threads = threads_of(jobs)
         yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
-    yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in incomplete_runs):,} to train on"
     yield from cost.lines()
     if with_packs:
         for pack in packs:

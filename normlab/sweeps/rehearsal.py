@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 
-from normlab.base.errors import NormlabError
+from normlab.base.errors import NormlabError, counted, notify
 from normlab.config.schema import RunConfig
 from normlab.store.format import FINISHED
 from normlab.store.plans import Pack
-from normlab.sweeps.cost import EqualPacks, Kind, PackCost, cost_of, recorded_packs
+from normlab.sweeps.cost import EqualPacks, PackCost, cost_of, recorded_packs
 from normlab.sweeps.files import read_outcomes
 from normlab.sweeps.plan import PlannedSweep, ResolvedRun, make_plan
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.supervisor import supervise
 
 LEAST_STEPS = 5
-"""The least steps that are timed."""
+"""The least number of steps that are timed."""
 LONGEST_CADENCE = 10
-"""The largest `stats.every` for which the timed steps have the share of measured steps that the run has; with a larger
-one, so few steps are measured that none is timed."""
+"""With `stats.every` up to this, the timed steps have the share of measured steps that the run has. With more, no timed
+step is measured: measured steps take longer, but there are few."""
 LEARNING_RATE = 1e-9
 """So small that no run diverges."""
 
@@ -35,7 +35,7 @@ class _Silent(ProgressDisplay):
         del line
 
 
-def rehearse(planned: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> dict[Kind, EqualPacks]:
+def rehearse(planned: PlannedSweep, measured: Mapping[str, EqualPacks]) -> dict[str, EqualPacks]:
     """Train the first steps of packs of each kind that was not measured yet, and return their measurements.
 
     The results folder is not touched.
@@ -48,6 +48,7 @@ def rehearse(planned: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> dict
     # The machines of Slurm are not this one.
     if not rehearsed or planned.options.on == "slurm":
         return {}
+    notify(f"measuring: the first steps of {counted(len(rehearsed), 'pack')}")
     # A process that is stopped may still write.
     with tempfile.TemporaryDirectory(prefix="normlab-measure-", ignore_cleanup_errors=True) as folder:
         sweep = _first_steps_of(planned, rehearsed, folder)
@@ -64,13 +65,12 @@ def rehearse(planned: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> dict
     return {kind: replace(packs, are_rehearsed=True) for kind, packs in by_kind.items()}
 
 
-def _packs_of_new_kinds(planned: PlannedSweep, measured: Mapping[Kind, EqualPacks]) -> list[PackCost]:
+def _packs_of_new_kinds(planned: PlannedSweep, measured: Mapping[str, EqualPacks]) -> list[PackCost]:
     """Return packs of each kind that was not measured: as many as train at once, if there are so many."""
-    chosen: dict[Kind, list[PackCost]] = {}
+    chosen: dict[str, list[PackCost]] = {}
     for pack in cost_of(planned, measured).packs:
-        _, at_once = pack.kind
         packs = chosen.setdefault(pack.kind, [])
-        if pack.equal is None and len(packs) < at_once:
+        if pack.equal is None and len(packs) < pack.packs_at_once:
             packs.append(pack)
     return [pack for packs in chosen.values() for pack in packs]
 
@@ -82,7 +82,7 @@ def _first_steps_of(planned: PlannedSweep, packs: list[PackCost], folder: str) -
     for number, pack in enumerate(packs, 1):
         indices = range(len(configs), len(configs) + len(pack.runs))
         numbered.append(Pack(number, list(indices)))
-        # Runs that differ in their schedules only are one run without a schedule, so each has a rate of its own.
+        # Without their schedules, two runs could be equal, so each has a learning rate of its own.
         for index, run in zip(indices, pack.runs, strict=True):
             configs.append(first_steps(run, folder, LEARNING_RATE * (1 + index)))
     options = replace(planned.options, name="measure", pack="off", jobs=planned.jobs)

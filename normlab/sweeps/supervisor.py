@@ -8,9 +8,11 @@ completed resume, except failed ones, which need `--retry-failed`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from normlab.base.errors import StoreError
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.format import LOCK_FILE, OUTCOMES_FILE
@@ -20,7 +22,7 @@ from normlab.sweeps import files
 from normlab.sweeps.cost import cost_of, recorded_packs
 from normlab.sweeps.executor import Executor, make_executor
 from normlab.sweeps.files import MEMORY, PackOutcome
-from normlab.sweeps.measured_packs import MOST
+from normlab.sweeps.measured_packs import LARGEST
 from normlab.sweeps.plan import PlannedSweep
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
@@ -65,10 +67,12 @@ def supervise(
         for outcome in executor.take_over(plan):
             files.append_outcome(folder, outcome)
         forecasts: dict[int, float] = {}
-        for pack in cost_of(planned, recorded_packs(planned.results_dir)).packs:
-            # The measurements may be a stranger's, and the outcome must be readable.
-            if pack.seconds is not None and pack.seconds <= MOST:
-                forecasts[pack.number] = pack.seconds
+        # A run that cannot be read has no forecast; its process reports the damage.
+        with suppress(StoreError):
+            for pack in cost_of(planned, recorded_packs(planned.results_dir)).packs:
+                # The measurements may be a stranger's, and the outcome must be readable.
+                if pack.seconds is not None and pack.seconds <= LARGEST:
+                    forecasts[pack.number] = pack.seconds
         supervision = Supervision(folder, plan, executor, display, forecasts)
         supervision.run(retry_failed)
         return supervision

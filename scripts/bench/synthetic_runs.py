@@ -64,6 +64,7 @@ class Record:
     steps: int = 2000
     batch_size: int = 8
     warmup_steps: int = 50
+    tokens_per_parameter: float | None = None
     outcome: str = FINISHED
     """A state of `status.json`, or `STUCK`. Readers report a running run as killed unless its lock is held."""
     at: int | None = None
@@ -118,7 +119,10 @@ class Record:
     @cached_property
     def digest(self) -> str:
         """Return a hash of the options and the outcome, which seeds the numbers, whatever the format of a record."""
-        content = [getattr(self, field.name) for field in fields(self) if field.name != "stats_every"]
+        content: list[Any] = []
+        for field in fields(self):
+            if field.name not in ("stats_every", "tokens_per_parameter"):
+                content.append(getattr(self, field.name))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
@@ -142,7 +146,7 @@ class Record:
             "model": {"preset": "gpt2_tiny", **config["model"]},
             "train": {
                 **config["train"], "start_from": None, "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY,
-                "graph": "auto", "keep": [], "tokens_per_parameter": None,
+                "graph": "auto", "keep": [], "tokens_per_parameter": self.tokens_per_parameter,
             },
             "eval": {"every": EVAL_EVERY, **config["eval"]},
             "stats": {

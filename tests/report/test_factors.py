@@ -8,7 +8,7 @@ import json
 import pytest
 from synthetic_runs import Record, write_sweep
 
-from normlab.analysis.comparability import intact_runs
+from normlab.analysis.comparability import differences, intact_runs, names_of
 from normlab.analysis.factors import Factor, distinguishing_options, factors_of, label
 from normlab.store.query import select_runs
 
@@ -99,6 +99,24 @@ def test_steps_that_follow_from_the_size_are_no_factor(results_of):
             records.append(Record(**(SMALL | {"norm": norm, "width": width, "steps": steps})))
     results = results_of(*records)
     assert distinguishing_options(results) == ["norm", "model.width"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "warmups", "expected"),
+    [
+        ((20.0, 20.0), (15, 50), []),
+        ((20.0, 20.0), (15, 40), ["optim.warmup_steps"]),
+        ((20.0, 10.0), (15, 50), ["train.steps", "optim.warmup_steps"]),
+        ((None, None), (15, 50), ["train.steps", "optim.warmup_steps"]),
+    ],
+)
+def test_tokens_per_parameter_explain_the_steps(results_of, ratios, warmups, expected):
+    """And the default warm-up, which is half of the steps and at most 50."""
+    records: list[Record] = []
+    for width, steps, ratio, warmup in zip((32, 64), (30, 120), ratios, warmups, strict=True):
+        options = {"width": width, "steps": steps, "tokens_per_parameter": ratio, "warmup_steps": warmup}
+        records.append(Record(**(SMALL | options)))
+    assert sorted(names_of(differences(results_of(*records), ["model.width"]))) == sorted(expected)
 
 
 def test_confounded_factors_of_a_design_are_both_reported(results_of):

@@ -48,6 +48,10 @@ def planned(overrides: list[str], *more: str) -> PlannedSweep:
     return make_plan(*compose_sweep([*overrides, *more]))
 
 
+def without_steps(overrides: list[str]) -> list[str]:
+    return [override for override in overrides if not override.startswith("train.steps=")]
+
+
 def cost_with(sweep: PlannedSweep, measured: PackMeasurement) -> Cost:
     """Return the cost of a plan all of whose packs have cost as much."""
     return cost_of(sweep, {pack.kind: EqualPacks.of([measured]) for pack in cost_of(sweep, {}).packs})
@@ -88,10 +92,14 @@ def test_kind_depends_on_the_computation_only(overrides: list[str]) -> None:
     def kind(*more: str) -> str:
         sweep = planned(overrides, "seed=0,1", "sweep.pack=2", *more)
         (pack,) = cost_of(sweep, {}).packs
-        return pack.kind[0]
+        return pack.kind
 
     numbers = ("optim.lr=1e-5", "train.log_every=3", "eval.every=7", "train.checkpoint_every=2", "train.keep=[1]")
     assert {kind(option) for option in numbers} == {kind()}
+    (pack,) = cost_of(
+        planned(without_steps(overrides), "seed=0,1", "sweep.pack=2", "train.tokens_per_parameter=1"), {}
+    ).packs
+    assert pack.kind == kind()
     shapes = ("model.width=16", "norm=dyt", "train.batch_size=2", "stats=off", "optim=lion", "eval.sequences=4")
     assert len({kind(), *map(kind, shapes)}) == 1 + len(shapes)
 
@@ -133,33 +141,35 @@ def test_without_a_record_the_time_is_not_known(overrides: list[str]) -> None:
     sweep = planned(overrides, "seed=0,1", "sweep.pack=off")
     first, _ = cost_of(sweep, {}).packs
     lines = list(cost_of(sweep, {}).lines())
-    assert (
-        lines[-1]
-        == "time    not known: no equal pack on record for 2 packs; `normlab sweep --measure` times a few steps"
-    )
-    assert lines[2].startswith("memory  at least ")
-    assert lines[3].startswith("disk    at least ")
+    expected = "no equal pack on record for 2 packs; `normlab sweep` with --measure times a few steps"
+    assert lines[-1] == f"time    not known: {expected}"
+    assert re.match(r"memory  at least .* for the tensors of the largest process; each may have ", lines[3])
+    assert lines[4].startswith("disk    at least ")
     # Others at once share the machine in another way.
-    other = {(first.kind[0], first.kind[1] + 1): EqualPacks.of([MEASUREMENT])}
+    kind, _, at_once = first.kind.partition(".")
+    other = {f"{kind}.{int(at_once) + 1}": EqualPacks.of([MEASUREMENT])}
     assert cost_of(sweep, other).seconds is None
 
 
 def test_a_resumed_run_costs_its_last_steps(overrides: list[str]) -> None:
     options = ["seed=0", "sweep.pack=off", "train.checkpoint_every=5", "eval.every=0", "eval.sequences=6"]
     sweep = planned(overrides, *options)
-    folder = train(next(iter(sweep.resolved.values())).config, trackers=[]).folder
+    (run,) = sweep.resolved.values()
+    folder = train(run.config, trackers=[]).folder
     status = json.loads((folder.path / "status.json").read_text())
     del status["sha256"]
     folder.write_status(status | {"state": "interrupted", "outcome": None, "checkpoint": 10, "step": 10})
     cost = cost_with(planned(overrides, *options), MEASUREMENT)
-    assert cost.seconds == pytest.approx(4 + 2 + 0.5 * (2 + 2 * 0.5))
+    # Two steps and the last evaluation.
+    assert cost.seconds == pytest.approx(4 + 2 + 0.5 * (2 + 0.5))
+    assert f"tokens  {2 * 4 * run.config.model.context} to train on" in list(cost.lines())
 
 
 # A stranger's files.
 
 
 @pytest.mark.parametrize("value", [-1.0, 1e300, "nan", None, "a", {}])
-@pytest.mark.parametrize("field", ["seconds_per_step", "measured", "forecast_seconds", "packs_at_once"])
+@pytest.mark.parametrize("field", ["seconds_per_step", "measured", "forecast_seconds"])
 def test_an_impossible_cost_is_left_out(overrides: list[str], field: str, value: object) -> None:
     """The outcome stays: the pack has failed, whatever it has cost."""
     sweep = planned(overrides, "seed=0", "sweep.name=x")
@@ -298,9 +308,10 @@ def test_measured_plan_touches_no_results(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    options = [*overrides, "norm=rmsnorm,layernorm", "seed=0,1,2", "optim.warmup_steps=8", "sweep.pack=3"]
+    options = [*without_steps(overrides), "norm=rmsnorm,layernorm", "seed=0,1,2", "sweep.pack=3"]
+    options += ["train.tokens_per_parameter=1", "optim.warmup_steps=8"]
     code, out, err = run_command("sweep", *options, "--measure")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "normlab: measuring: the first steps of 2 packs\n")
     assert re.search(r"^time    about \d+ s, by the first steps of 2 packs$", out, re.M)
     assert "disk    about" in out
     assert not (tmp_path / "results").exists()

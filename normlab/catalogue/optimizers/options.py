@@ -85,6 +85,11 @@ class ParameterGroups:
         return any(self.of(group).decay for group in GROUPS)
 
 
+def default_warmup(steps: int) -> int:
+    """Return the warm-up of a run of some steps: a short run would otherwise end before its peak learning rate."""
+    return min(50, steps // 2)
+
+
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
     """Options of every optimiser: learning rate and schedule, clipping, weight decay."""
@@ -195,11 +200,11 @@ class OptimConfig:
     def resolve(self, steps: int) -> None:
         """Set the options that depend on the schedule and the number of steps, and reject those without effect."""
         if self.warmup_steps is None:
-            # A short run would otherwise end before its peak learning rate.
-            self.warmup_steps = min(50, steps // 2)
+            self.warmup_steps = default_warmup(steps)
         if self.warmup_steps > steps:
             raise ConfigError(
-                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it or raise train.steps"
+                f"optim.warmup_steps={self.warmup_steps}: more than train.steps={steps}; lower it, or train for more "
+                "steps"
             )
         # A constant schedule has no end, and only wsd has a decay phase.
         if self.schedule == "constant":

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from normlab.base.errors import counted, printable
 from normlab.catalogue.corpora import DATA, HubData
-from normlab.store.format import DIVERGED
+from normlab.store.format import DIVERGED, FINISHED
 from normlab.store.outcome import explain_loss, format_loss
 from normlab.store.run_json import RecordedCorpus, Run
 from normlab.store.status import Status
@@ -94,12 +94,13 @@ class Console:
         outcome, loss = status.outcome, status.val_loss
         step = status.step if status.diverged is None else status.diverged.step
         line = f"{outcome or status.state} at step {step}/{status.steps}"
-        if loss is not None and status.state == DIVERGED:
-            line += f"  last val {format_loss(loss)}"
-        elif loss is not None and self._corpus is not None:
+        if loss is not None:
+            # Of a run that is stopped, the last evaluation may be many steps old.
+            line += "  val" if status.state == FINISHED else "  last val"
+            line += f" {format_loss(loss)}"
+        if loss is not None and status.state != DIVERGED and self._corpus is not None:
             references = self._corpus.references(status.initial_val_loss)
             meaning = explain_loss(outcome, loss, status.best_val_loss, references)
-            line += f"  val {format_loss(loss)}"
             if meaning and math.isfinite(loss):
                 line += f", {meaning}"
         self._print(line)

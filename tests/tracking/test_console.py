@@ -166,7 +166,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("end", "line"),
     [
-        (status("interrupted", 340, 3.0), "interrupted at step 340/1000  val 3.0000, 0.4954 above bigram 2.5046"),
+        (status("interrupted", 340, 3.0), "interrupted at step 340/1000  last val 3.0000, 0.4954 above bigram 2.5046"),
         (
             status("diverged", 350, math.nan, diverged={"step": 347, "loss": math.nan, "grad_norm": math.nan}),
             "diverged at step 347/1000  last val nan",

@@ -219,11 +219,9 @@ class Cost:
                 of_run = pack.steps * run.config.train.batch_size * run.config.model.context
                 tokens += of_run
                 flops += flops_per_token(run.config, run.vocab_size) * of_run
-        yield f"tokens  {tokens:,} to train on"
-        text = f"{min(weights):,}"
-        if len(weights) > 1:
-            text += f" to {max(weights):,}"
-        yield f"weights {text} in attention and MLPs of each model"
+        steps = {pack.steps for pack in self.packs}
+        yield f"tokens  {tokens:,} to train on, in {_range(steps)} steps of each run"
+        yield f"weights {_range(weights)} in attention and MLPs of each model"
         yield f"compute {flops:.2e} FLOPs in training steps"
         about = "about" if all(pack.equal is not None for pack in self.packs) else "at least"
         yield f"memory  {about} {self._memory()}"
@@ -267,6 +265,13 @@ class Cost:
         if rehearsed:
             bases.append(f"the first steps of {counted(rehearsed, 'pack')}")
         return f"about {format_duration(seconds)}, by {' and '.join(bases)}"
+
+
+def _range(numbers: set[int]) -> str:
+    """Return the smallest and the largest number as text; one if they are equal."""
+    if len(numbers) == 1:
+        return f"{min(numbers):,}"
+    return f"{min(numbers):,} to {max(numbers):,}"
 
 
 def cost_of(sweep: PlannedSweep, measured: Mapping[str, EqualPacks]) -> Cost:

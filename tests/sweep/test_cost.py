@@ -151,6 +151,14 @@ def test_without_a_record_the_time_is_not_known(overrides: list[str]) -> None:
     assert cost_of(sweep, other).seconds is None
 
 
+def test_ranges_of_a_sweep_over_sizes(overrides: list[str]) -> None:
+    """A step has 4 sequences of 32 tokens: 6,144 weights make 48 steps, and 24,576 make 192."""
+    sweep = planned(without_steps(overrides), "model.width=16,32", "model.context=32", "train.tokens_per_parameter=1")
+    lines = list(cost_of(sweep, {}).lines())
+    assert lines[0] == "tokens  30,720 to train on, in 48 to 192 steps of each run"
+    assert lines[1] == "weights 6,144 to 24,576 in attention and MLPs of each model"
+
+
 def test_a_resumed_run_costs_its_last_steps(overrides: list[str]) -> None:
     options = ["seed=0", "sweep.pack=off", "train.checkpoint_every=5", "eval.every=0", "eval.sequences=6"]
     sweep = planned(overrides, *options)
@@ -162,7 +170,7 @@ def test_a_resumed_run_costs_its_last_steps(overrides: list[str]) -> None:
     cost = cost_with(planned(overrides, *options), MEASUREMENT)
     # Two steps and the last evaluation.
     assert cost.seconds == pytest.approx(4 + 2 + 0.5 * (2 + 0.5))
-    assert f"tokens  {2 * 4 * run.config.model.context} to train on" in list(cost.lines())
+    assert f"tokens  {2 * 4 * run.config.model.context} to train on, in 2 steps of each run" in list(cost.lines())
 
 
 # A stranger's files.

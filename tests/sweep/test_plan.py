@@ -225,7 +225,7 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
     assert {each for each in may_differ if not each.startswith(("tracking.", "optim.groups."))} == {
         "seed", "init", "data.seed", "run.name", "optim.lr", "optim.weight_decay", "optim.decay_mode",
         "optim.beta1", "optim.beta2", "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction",
-        "optim.decay_fraction",
+        "optim.decay_fraction", "train.tokens_per_parameter",
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from normlab.store.plans import run_of
 from normlab.store.query import sweep_folders
 from normlab.sweeps.files import PackOutcome, read_outcomes
 from normlab.sweeps.measured_packs import PackMeasurement, evaluation_steps, evaluations, kind_beside, kind_of
-from normlab.sweeps.plan import PlannedSweep, ResolvedRun, packs_at_once, threads_of
+from normlab.sweeps.plan import PlannedSweep, ResolvedRun, packs_at_once
 from normlab.sweeps.stored_plan import is_completed
 from normlab.tracking.console import format_duration
 from normlab.training.optim import kept_step
@@ -310,10 +310,7 @@ def _kind_of(sweep: PlannedSweep, runs: Sequence[ResolvedRun]) -> tuple[str, int
     config, machine = runs[0].config, runs[0].machine
     if sweep.options.on == "slurm":
         return kind_beside(kind_of(config, machine, sweep.options.slurm.cpus, len(runs)), 1), 1
-    threads = sweep.plan.threads
-    # The processes of the packs inherit the variable, which takes precedence over the plan.
-    if threads is None or "OMP_NUM_THREADS" in os.environ:
-        threads = threads_of(sweep.jobs * max(1, len(sweep.gpus)))
+    threads = sweep.threads
     # The processes of a run on a CPU share its threads.
     if machine.device == "cpu":
         threads = max(1, threads // config.devices)

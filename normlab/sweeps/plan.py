@@ -86,6 +86,14 @@ class PlannedSweep:
         """The packs that train at once, on each GPU if they train on GPUs."""
         return self.options.jobs or self.plan.parallel_packs
 
+    @property
+    def threads(self) -> int:
+        """The threads of each process on this machine."""
+        # The processes inherit the variable, which takes precedence over the plan.
+        if self.plan.threads is None or "OMP_NUM_THREADS" in os.environ:
+            return threads_of(self.jobs * max(1, len(self.gpus)))
+        return self.plan.threads
+
     def is_completed(self) -> bool:
         """Return whether the sweep has a stored plan with all its runs, and each has finished or diverged."""
         is_stored = self.extended is None and has_plan(self.folder)

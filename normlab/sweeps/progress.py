@@ -15,7 +15,7 @@ from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.reading import read_last_row
 from normlab.sweeps.cost import Cost
 from normlab.sweeps.files import PackOutcome, log_of
-from normlab.sweeps.plan import PlannedSweep, threads_of, tokens_of
+from normlab.sweeps.plan import PlannedSweep, tokens_of
 from normlab.sweeps.stored_plan import is_completed
 from normlab.tracking.console import SafeStream, format_duration
 
@@ -53,11 +53,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_p
         at_once = f"{counted(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
         yield f"gpus    {', '.join(indices)} ({', '.join(names)}), {at_once}"
     elif options.on == "local" and jobs > 1:
-        threads = plan.threads or threads_of(jobs)
-        # The processes of the packs inherit the variable, which takes precedence over the plan.
-        if "OMP_NUM_THREADS" in os.environ:
-            threads = threads_of(jobs)
-        yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
+        yield f"jobs    {jobs} packs at once, {counted(sweep.threads, 'thread')} each (sweep.jobs={jobs})"
     yield from cost.lines()
     if with_packs:
         for pack in packs:

@@ -179,7 +179,7 @@ def test_a_resumed_run_costs_its_last_steps(overrides: list[str]) -> None:
 @pytest.mark.parametrize("value", [-1.0, 1e300, "nan", None, "a", {}])
 @pytest.mark.parametrize("field", ["seconds_per_step", "measured", "forecast_seconds"])
 def test_an_impossible_cost_is_left_out(overrides: list[str], field: str, value: object) -> None:
-    """The outcome stays: the pack has failed, whatever it has cost."""
+    """The outcome stays: a pack that has failed is not trained again."""
     sweep = planned(overrides, "seed=0", "sweep.name=x")
     sweep.folder.mkdir(parents=True)
     append_outcome(sweep.folder, PackOutcome(1, "failed", "ValueError: no", measured=MEASUREMENT, time=1.0))

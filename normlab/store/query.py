@@ -47,7 +47,8 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
 
     Args:
         names: One, or several. Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or
-            name), or a sweep (folder or name). None: the results folder.
+            name), or a sweep (folder or name). None: the results folder. The name of a sweep comes before a folder of
+            that name in the working folder, which `./NAME` names.
         results_dir: The folder in which names are looked up.
 
     Raises:
@@ -56,7 +57,9 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     if isinstance(names, str | os.PathLike):
         names = [names]
     with _without_garbage_collection():
-        selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
+        selections = [_select(os.fspath(name), results_dir) for name in names]
+        if not names:
+            selections = [_select_in(Path(results_dir), results_dir)]
     command = _command(["summarize", *(os.fspath(name) for name in names)], results_dir)
     # A name for the page and the tables, which a single run or a results folder among the names has not.
     sweeps = [selection.name for selection in selections]
@@ -223,14 +226,14 @@ def sweep_folders(results_dir: Folder) -> list[Path]:
 
 
 def find_sweep(name: str, results_dir: Folder) -> Path | None:
-    """Return the folder of the sweep with a path or a name; None if there is none."""
+    """Return the folder of the sweep with a name or a path; None if there is none."""
+    # The name first: a folder of the same name may be someone else's results, which `normlab open` has unpacked.
+    if is_file_name(name):
+        in_results = sweep_folder(results_dir, name)
+        if has_plan(in_results):
+            return in_results
     path = _path(name)
-    if has_plan(path):
-        return path
-    in_results = sweep_folder(results_dir, name)
-    if len(path.parts) == 1 and has_plan(in_results):
-        return in_results
-    return None
+    return path if has_plan(path) else None
 
 
 def _path(name: str) -> Path:
@@ -288,25 +291,27 @@ def is_run(folder: Path) -> bool:
 
 
 def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
-    folder = _path(name)
-    # An existing path comes first: a sweep or a run of the same name can still be named by its own path.
-    if has_plan(folder):
-        return _sweep(folder)
-    if is_run(folder):
-        return Selection(find_runs(folder), "", Path(results_dir))
-    records = find_runs(folder)
-    if records:
-        home = folder.parent if folder.name == RUNS_FOLDER else folder
-        return Selection(records, "", home)
-    sweep = folder
-    if len(folder.parts) == 1:
-        sweep = sweep_folder(results_dir, name)
-    if has_plan(sweep):
+    sweep = find_sweep(name, results_dir)
+    if sweep is not None:
         return _sweep(sweep)
-    if os.path.isdir(folder) or folder == Path(results_dir):
-        raise StoreError(no_runs_message(name))
+    folder = _path(name)
+    if is_run(folder) or os.path.isdir(folder) or folder == Path(results_dir):
+        return _select_in(folder, results_dir)
     run = resolve_run(name, results_dir, or_sweep=True)
     return Selection([RunRecord.read(run)], "", Path(results_dir))
+
+
+def _select_in(folder: Path, results_dir: Folder) -> Selection:
+    """Return the runs of a results folder, or the run of a folder."""
+    records = find_runs(folder)
+    if not records:
+        raise StoreError(no_runs_message(folder))
+    home = folder
+    if is_run(folder):
+        home = Path(results_dir)
+    elif folder.name == RUNS_FOLDER:
+        home = folder.parent
+    return Selection(records, "", home)
 
 
 def _sweep(folder: Path) -> Selection:

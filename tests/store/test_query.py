@@ -6,7 +6,7 @@ from synthetic_runs import Record, write_sweep
 from normlab.base.errors import StoreError
 from normlab.base.parsing import read_at_most
 from normlab.store.plans import Plan, sweep_folder
-from normlab.store.query import find_runs, resolve_run, select_runs
+from normlab.store.query import find_runs, find_sweep, resolve_run, select_runs
 from normlab.store.runs import RunFolder
 from normlab.sweeps.files import write_plan
 
@@ -144,6 +144,28 @@ def test_a_sweep_is_found_from_beside_it(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(first.parent / "second")
     selection = select_runs("../first", "results")
     assert (len(selection.started), selection.home) == (1, first)
+
+
+def test_the_name_of_a_sweep_comes_before_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that read and commands that delete must mean the same one: `normlab open` makes such a folder."""
+    records = [Record(steps=20, depth=1, width=8, warmup_steps=2, seed=seed) for seed in (0, 1)]
+    mine = write_sweep(tmp_path / "results", "first", records)
+    write_sweep(tmp_path / "first", "first", records[:1])
+    monkeypatch.chdir(tmp_path)
+    assert find_sweep("first", "results") == mine.relative_to(tmp_path)
+    assert len(select_runs("first", "results").records) == 2
+    # Also where the results folder has the name of the sweep.
+    assert select_runs("first", "first").name == "first"
+    # A path means the folder, and no name the results folder.
+    for folder in ("./first", str(tmp_path / "first")):
+        selection = select_runs(folder, "results")
+        assert (len(selection.records), selection.name) == (1, "")
+    assert select_runs([], "first").name == ""
+    # A folder whose name no sweep has is meant.
+    (tmp_path / "first").rename(tmp_path / "theirs")
+    assert len(select_runs("theirs", "results").records) == 1
 
 
 def test_a_run_and_a_sweep_have_their_own_names_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

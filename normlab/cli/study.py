@@ -196,7 +196,7 @@ def _test(
     for block in attempt.blocks:
         is_completed = True
         for grid in attempt.plan(block, claims, results, overrides or []):
-            print_plan(grid.sweep, grid.options, with_packs=dry_run)
+            print_plan(grid.sweep, grid.options, with_packs=dry_run, retry_failed=retry_failed)
             if dry_run:
                 is_completed &= all_completed(grid.sweep.folder, grid.sweep.plan.runs)
                 continue

@@ -145,7 +145,8 @@ def sweep(
     # After a search, the plan of the seeds depends on the results of the trials, so that plans come one by one.
     search = Search(texts, configs, show_progress, extend=extend)
     while planned := search.next_plan():
-        print_plan(planned, planned.options, with_packs=dry_run or measure, measure=measure)
+        with_packs = dry_run or measure
+        print_plan(planned, planned.options, with_packs=with_packs, measure=measure, retry_failed=retry_failed)
         if dry_run or measure:
             return 0
         code = train_planned(planned, planned.options, retry_failed=retry_failed)
@@ -181,9 +182,17 @@ def _retry_command(texts: list[str], config_dir: str | None, config_name: str, *
     return shlex.join([*command, "--retry-failed"])
 
 
-def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool, measure: bool = False) -> None:
+def print_plan(
+    planned: PlannedSweep,
+    options: SweepOptions,
+    *,
+    with_packs: bool,
+    measure: bool = False,
+    retry_failed: bool = False,
+) -> None:
     """Print the warnings of a plan, its packs and its cost; with `measure`, time a few steps of unknown packs."""
     from normlab.sweeps.cost import cost_of, recorded_packs
+    from normlab.sweeps.files import failed_packs
     from normlab.sweeps.progress import plan_lines
     from normlab.sweeps.rehearsal import rehearse
 
@@ -192,7 +201,9 @@ def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool
     measured = recorded_packs(planned.results_dir)
     if measure:
         measured |= rehearse(planned, measured)
-    for line in plan_lines(planned, options, cost_of(planned, measured), with_packs=with_packs):
+    skipped = set[int]() if retry_failed else failed_packs(planned.folder).keys()
+    cost = cost_of(planned, measured, skipped)
+    for line in plan_lines(planned, options, cost, with_packs=with_packs, skipped=skipped):
         echo(line)
 
 

@@ -7,7 +7,7 @@ has trained. Where there are none, memory and disk are lower bounds, and the tim
 import heapq
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -274,18 +274,19 @@ def _range(numbers: set[int]) -> str:
     return f"{min(numbers):,} to {max(numbers):,}"
 
 
-def cost_of(sweep: PlannedSweep, measured: Mapping[str, EqualPacks]) -> Cost:
+def cost_of(sweep: PlannedSweep, measured: Mapping[str, EqualPacks], skipped: Collection[int] = ()) -> Cost:
     """Return the cost of the packs that are left to train.
 
     Args:
         sweep: The plan.
         measured: The packs of each kind that were measured, as `recorded_packs`.
+        skipped: The numbers of packs that are not to be trained.
     """
     packs: list[PackCost] = []
     for pack in sweep.plan.packs:
         runs = [sweep.resolved[sweep.plan.runs[index].run_id] for index in pack.runs]
         folders = [run_of(sweep.folder, run.planned) for run in runs]
-        if all(map(is_completed, folders)):
+        if pack.number in skipped or all(map(is_completed, folders)):
             continue
         # They resume from the newest checkpoint that all have.
         resumed_step = min(folder.read_status().checkpoint or 0 for folder in folders)

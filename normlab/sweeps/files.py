@@ -27,7 +27,7 @@ from normlab.store.format import (
     to_json,
     with_checksum,
 )
-from normlab.store.plans import Plan
+from normlab.store.plans import Plan, has_plan
 from normlab.store.reading import read_record, read_rows
 from normlab.sweeps.measured_packs import Amount, PackMeasurement
 
@@ -135,6 +135,15 @@ def read_outcomes(folder: Path, *, warns: bool = True) -> list[PackOutcome]:
     if ignored and warns:
         warn(f"{path}: {ignored} of {counted(len(rows), 'line')} ignored: no valid outcome of a pack")
     return outcomes
+
+
+def failed_packs(folder: Path) -> dict[int, PackOutcome]:
+    """Return the latest outcome of each pack that has failed, by its number; none where there is no plan."""
+    # The outcomes of a deleted plan are of other packs.
+    if not has_plan(folder):
+        return {}
+    latest = {outcome.pack: outcome for outcome in read_outcomes(folder, warns=False)}
+    return {number: outcome for number, outcome in latest.items() if outcome.is_failure}
 
 
 def _outcome_of(row: dict[str, Any]) -> PackOutcome:

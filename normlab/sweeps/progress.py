@@ -23,11 +23,17 @@ EVERY_S = 60.0
 """Time, in seconds, between two lines on the progress of the sweep."""
 
 
-def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and cost, and (`with_packs`) its open packs."""
+def plan_lines(
+    sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_packs: bool, skipped: Collection[int] = ()
+) -> Iterator[str]:
+    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and cost, and (`with_packs`) its open packs.
+
+    `skipped` has the numbers of the packs that have failed and are not trained again.
+    """
     plan, jobs = sweep.plan, sweep.jobs
     incomplete_runs = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
-    packs = [pack for pack in plan.packs if incomplete_runs.intersection(pack.runs)]
+    incomplete_packs = [pack for pack in plan.packs if incomplete_runs.intersection(pack.runs)]
+    packs = [pack for pack in incomplete_packs if pack.number not in skipped]
     completed = len(plan.runs) - len(incomplete_runs)
     yield f"sweep   {plan.name}"
     if completed:
@@ -36,6 +42,9 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, cost: Cost, *, with_p
         yield f"runs    {len(plan.runs)}"
     for note in plan.notes:
         yield f"note    {note}"
+    if len(packs) < len(incomplete_packs):
+        failed = counted(len(incomplete_packs) - len(packs), "pack")
+        yield f"skipped {failed} with failed runs; --retry-failed trains them again"
     if not packs:
         yield "packs   none: nothing is left to train"
         return

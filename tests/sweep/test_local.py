@@ -101,9 +101,12 @@ def test_failures_of_five_of_eight_runs_leave_the_others_alone(
         assert message in out, out
     assert "norm.how=kills: failed: killed by SIGKILL" in err
 
-    # The same command skips the failed packs, and starts nothing.
-    assert run_command(*sweep)[0] == 1
+    # The same command skips the failed packs, as its plan says, and starts nothing.
+    code, out, _ = run_command(*sweep)
+    assert code == 1
+    assert "skipped 5 packs with failed runs; --retry-failed trains them again\npacks   none: nothing is left" in out
     assert len(read_outcomes(folder)) == 8
+    assert "packs   5, one run each" in run_command(*sweep, "--retry-failed", "--dry-run")[1]
     monkeypatch.delenv("MISBEHAVE")
     code, out, err = run_command(*sweep, "--retry-failed")
     assert code == 0, err

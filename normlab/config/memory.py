@@ -258,7 +258,8 @@ def available_bytes() -> int:
 def format_size(num_bytes: int) -> str:
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
+        # Three digits: 1,000 of a unit and more are written in the next one.
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} PiB"

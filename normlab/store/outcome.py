@@ -143,7 +143,7 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
     side = "below" if final < baseline else "above"
     text = f"{abs(final - baseline):.4f} {side} {name} {baseline:.4f}"
     if level and outcome == STUCK:
-        return f"{text}: no better than a model that knows only how often tokens occur"
+        return f"{text}: about that of a model that knows only how often tokens occur"
     if level > 1:
         return f"{text}: it has not yet learned how often tokens occur"
     return text

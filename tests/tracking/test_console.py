@@ -173,7 +173,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
         ),
         (
             status(val_loss=3.3, outcome="stuck"),
-            "stuck at step 1000/1000  val 3.3000, 0.0866 above unigram 3.2134: no better than a "
+            "stuck at step 1000/1000  val 3.3000, 0.0866 above unigram 3.2134: about that of a "
             "model that knows only how often tokens occur",
         ),
         (status("failed", 3, None), "failed at step 3/1000"),

@@ -161,7 +161,9 @@ def figure(
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep, or of several (kind: loss, lr, factor or layers), and write it to `output` if given.
+    """Return a figure of a sweep, or of several, and write it to `output` if given.
+
+    The kind is loss, lr, factor, layers or scaling.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.

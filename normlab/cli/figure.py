@@ -20,7 +20,7 @@ StatisticOption = Annotated[
 
 @app.command()
 def figure(
-    kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor or layers.")],
+    kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor, layers or scaling.")],
     paths: Paths = None,
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="A .pdf, .svg or .png.")] = "figure.pdf",
     x: X = None,
@@ -37,7 +37,8 @@ def figure(
     """Draw a figure of one sweep or several for a paper.
 
     loss: the loss (or the gradient norm) during training. lr: final loss against the learning rate. factor: final loss
-    against a factor. layers: a statistic by layer.
+    against a factor. layers: a statistic by layer. scaling: final loss against the compute of training, with the laws
+    of `normlab summarize --test scaling`.
 
     Every number is that of `normlab summarize`. By default the numeric factor with the most levels is on x, the other
     factor with the most levels has the colours, and each combination of the rest has a panel. The command prints a

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from normlab.analysis.cells import BAD_OUTCOMES, Cell, runs_of
+from normlab.analysis.cells import BAD_OUTCOMES, Cell, reason_cells_not_comparable, runs_of
+from normlab.analysis.comparability import SIZE_OPTIONS
 from normlab.analysis.factor_tests.rate_tests import RateRange
+from normlab.analysis.factor_tests.scaling import BEYOND
 from normlab.analysis.factors import level_title
 from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
@@ -33,6 +35,8 @@ from normlab.store.record import RunRecord
 
 MOST_RATES = 12
 """The most learning rates that each have a tick."""
+LAW_POINTS = 60
+"""The points of the line of a law."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,11 @@ def make_figure(
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
     if channels.get("x") is not None and kind != "factor":
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
-    layout = layout_of(kind, table.cells, choose_channels(table.factors, runs_of(table.cells), **channels))
+    factors = table.factors
+    if kind == "scaling":
+        # Its x axis is the compute of all sizes.
+        factors = [factor for factor in factors if factor.option not in SIZE_OPTIONS]
+    layout = layout_of(kind, table.cells, choose_channels(factors, runs_of(table.cells), **channels))
     cache = ReadCache()
     try:
         figure = describe(kind, layout, cache, statistic, moment)
@@ -114,6 +122,8 @@ def describe(
         return _layers(layout, cache, statistic or "resid_rms", moment)
     if kind == "factor":
         return _factor(layout)
+    if kind == "scaling":
+        return _scaling(layout)
     return _learning_rates(layout)
 
 
@@ -233,6 +243,59 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
     return marks
 
 
+def _scaling(layout: FigureLayout) -> Figure:
+    """Return the figure of the losses over the compute of training, with the laws of `--test scaling`."""
+    from normlab.analysis.ladders import arms_of, fitted_arms, ladder_of
+    from normlab.analysis.scaling_laws import fit_laws
+
+    reason = reason_cells_not_comparable(layout.cells)
+    if reason:
+        raise ConfigError(f"figure scaling: {reason}; add these options to --by")
+    try:
+        fitted, _ = fitted_arms(layout.cells)
+        laws = fit_laws(ladder_of(fitted))
+    except ConfigError as error:
+        raise ConfigError(f"figure scaling: {error}") from None
+
+    def points(members: Sequence[Cell]) -> list[Point]:
+        drawn: list[Point] = []
+        for arm in arms_of(members):
+            for size, cell in arm.cells.items():
+                drawn.append(loss_point(cell, cell.best_lr, arm.compute_at(size)))
+        return sorted(drawn, key=lambda point: point.x)
+
+    def law(members: Sequence[Cell]) -> list[Point]:
+        drawn: list[Point] = []
+        # A line is one arm, since every other factor has a channel.
+        [arm] = arms_of(members)
+        levels_of_fitted = [other.levels for other in fitted]
+        if arm.levels not in levels_of_fitted:
+            return drawn
+        computes = [arm.compute_at(size) for size in arm.cells]
+        for compute in np.geomspace(min(computes), BEYOND[0] * max(computes), LAW_POINTS).tolist():
+            loss = laws.loss(levels_of_fitted.index(arm.levels), compute)
+            drawn.append(Point(compute, loss.value, loss.low, loss.high))
+        return drawn
+
+    panels = layout.draw(points, law=law)
+    shown = points_of(panels)
+    for line in lines_of(panels):
+        shown += line.law
+    ends = [point.x for point in shown]
+    # FLOPs are read as powers of ten: 3e11, not 300G.
+    ticks: list[tuple[float, str]] = []
+    for tick, _ in number_ticks(min(ends), max(ends), is_log=True):
+        ticks.append((tick, f"{tick:.0e}".replace("e+", "e")))
+    x = tick_axis("FLOPs of training", ticks, is_log=True, is_connected=True)
+    x = replace(x, low=min(ends) / 1.3, high=max(ends) * 1.3)
+    caption = _loss_caption(f", {_at_best(layout.cells)}", layout.cells, lambda cell: cell.runs_at(cell.best_lr))
+    caption += (
+        f" Lines: the laws of `normlab summarize --test scaling` with their 95% intervals, up to {BEYOND[0]} times the "
+        "compute of the largest size."
+    )
+    return Figure("scaling", x, value_axis(SERIES["val_loss"], shown), panels, caption, is_connected=False)
+
+
 def _losses(layout: FigureLayout, cache: ReadCache, series: str) -> Figure:
     if series not in SERIES:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
@@ -337,6 +400,6 @@ def _runs_at_best(cells: Sequence[Cell]) -> list[RunRecord]:
     return runs
 
 
-KINDS = ("loss", "lr", "factor", "layers")
+KINDS = ("loss", "lr", "factor", "layers", "scaling")
 WITH_RANGE = ("loss", "layers")
 """The figures with the range of the seeds, which runs without a final loss have too."""

@@ -188,6 +188,7 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
             lows, highs = [point.low or 0.0 for point in points], [point.high or 0.0 for point in points]
             axis.fill_between(x, lows, highs, color=line.color, alpha=0.15, linewidth=0)
             continue
+        _draw_law(axis, line)
         for point in line.highest_rates:
             _draw_highest_rate(axis, point, line.color)
         for at, point in zip(x, points, strict=True):
@@ -215,7 +216,8 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
 
 def _shifted(figure: Figure, x: float, position: float) -> float:
     """Return the x of a point of a line, a little aside, so that intervals do not cover each other."""
-    if figure.is_band:
+    # A band has no intervals, and points of a law stand beside its line, not beside each other.
+    if figure.is_band or figure.kind == "scaling":
         return x
     if figure.x.is_log:
         return x * (figure.x.high / figure.x.low) ** (0.01 * position)
@@ -223,6 +225,15 @@ def _shifted(figure: Figure, x: float, position: float) -> float:
     if figure.is_connected:
         shift = 0.01 * (figure.x.high - figure.x.low)
     return x + shift * position
+
+
+def _draw_law(axis: Axes, line: Line) -> None:
+    """Draw a fitted law with its interval, if it has one."""
+    x, y = [point.x for point in line.law], [point.y or 0.0 for point in line.law]
+    axis.plot(x, y, color=line.color, linestyle=_DASHES[line.style], linewidth=1.0)
+    if all(point.low is not None for point in line.law):
+        lows, highs = [point.low or 0.0 for point in line.law], [point.high or 0.0 for point in line.law]
+        axis.fill_between(x, lows, highs, color=line.color, alpha=0.15, linewidth=0)
 
 
 def _draw_highest_rate(axis: Axes, point: Point, color: str) -> None:

@@ -25,6 +25,8 @@ class Line:
     """The steps at which seeds diverged."""
     highest_rates: Sequence[Point] = ()
     """The highest learning rate that trains in each cell, on the line; its interval is along the x axis."""
+    law: Sequence[Point] = ()
+    """A law that is fitted to the points, with its interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class FigureLayout:
         points: Callable[[Sequence[Cell]], Sequence[Point]],
         crosses: Callable[[Cell], Iterable[float]] | None = None,
         highest_rates: Callable[[Sequence[Cell], Sequence[Point]], Sequence[Point]] | None = None,
+        law: Callable[[Sequence[Cell]], Sequence[Point]] | None = None,
     ) -> list[Panel]:
         """Return the panels with the points of the cells of each line, without lines that have none."""
         panels: list[Panel] = []
@@ -91,7 +94,10 @@ class FigureLayout:
                         steps += crosses(cell)
                 if highest_rates:
                     rates = highest_rates(cells, points_of_line)
-                drawn.append(Line(line.label, line.color, line.style, points_of_line, steps, rates))
+                law_points: Sequence[Point] = ()
+                if law:
+                    law_points = law(cells)
+                drawn.append(Line(line.label, line.color, line.style, points_of_line, steps, rates, law_points))
             panels.append(Panel(title, drawn))
         return panels
 

@@ -252,7 +252,7 @@ def test_tests_in_json_and_csv(losses, summarize, test):
         (
             ["--test", "anova"],
             "--test anova: unknown test 'anova': choose one of anytime, counts, interaction, optimum, range, "
-            "sensitivity, trend",
+            "scaling, sensitivity, trend",
         ),
         (["--over", "depth"], "--over: has no effect without --test; add, for example, --test interaction"),
         (["--test", "trend", "--over", "placement"], "--test trend: needs a numeric factor"),
@@ -325,5 +325,5 @@ def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
     assert "post-norm, depth 8, no warm-up 1.2 [1.0, 1.5] (n=3)" in re.sub(" +", " ", text)
     assert "spread: of 12 cells" in text
     assert json.loads(summarize(*BY, "--test", "spread", "--format", "json"))[0]["test"] == "spread"
-    assert "range, optimum, anytime or spread" in " ".join(summarize("--help").split())
+    assert "range, optimum, scaling, anytime or spread" in " ".join(summarize("--help").split())
     assert "spread, the range of the losses" in " ".join(summarize("--help").split())

@@ -11,13 +11,14 @@ from normlab.analysis.factor_tests.contrasts_of_losses import Interaction, Trend
 from normlab.analysis.factor_tests.counts import Counts
 from normlab.analysis.factor_tests.optimum import Optimum
 from normlab.analysis.factor_tests.rate_tests import RateRange, Sensitivity
+from normlab.analysis.factor_tests.scaling import Scaling
 from normlab.analysis.factors import Factor
 from normlab.analysis.paired_tests import holm
 from normlab.analysis.settings import resolve_options
 from normlab.base.errors import ConfigError, unknown
 from normlab.store.record import Setting
 
-_CLASSES: Sequence[type[FactorTest]] = (Interaction, Trend, Counts, Sensitivity, RateRange, Optimum, Anytime)
+_CLASSES: Sequence[type[FactorTest]] = (Interaction, Trend, Counts, Sensitivity, RateRange, Optimum, Scaling, Anytime)
 TESTS: dict[str, FactorTest] = {test.name: test() for test in _CLASSES}
 """The tests by name, in the order of the help."""
 

@@ -360,7 +360,7 @@ def test_the_drawing_has_the_points_and_the_diverged_seeds(table):
         # Each kind of figure in one format, and each format for one kind.
         (suffix, kind) if suffix == ".svg" or kind == "factor" else
         pytest.param(suffix, kind, marks=pytest.mark.exhaustive)
-        # The one with laws needs three sizes (test_scaling.py).
+        # The one with laws needs three sizes (test_scaling_laws.py).
         for suffix in (".pdf", ".svg", ".png") for kind in KINDS if kind != "scaling"
     ],
 )  # fmt: skip

@@ -8,9 +8,11 @@ import pytest
 from scipy import optimize
 
 from normlab.analysis.factor_tests.run import run_test
+from normlab.analysis.factors import Factor
 from normlab.analysis.scaling_laws import Ladder, fit, fit_laws, forecast_errors, laws_at
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError
+from normlab.report.channels import level_colors
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import write_figure
 
@@ -242,6 +244,8 @@ def test_figure(make_ladder, tmp_path):
     rows = {row["contrast"]: row for row in run_test("scaling", table.cells, table.factors)}
     [panel] = figure.panels
     assert [line.label for line in panel.lines] == ["LayerNorm", "RMSNorm"]
+    colors = level_colors(Factor("norm", ("layernorm", "rmsnorm")))
+    assert [line.color for line in panel.lines] == list(colors.values())
     for line, norm in zip(panel.lines, ("layernorm", "rmsnorm"), strict=True):
         cells = {cell.levels["model.width"]: cell for cell in table.cells if cell.levels["norm"] == norm}
         assert [point.x for point in line.points] == [6e3 * width**4 for width in WIDTHS]

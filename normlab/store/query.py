@@ -59,7 +59,7 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     with _without_garbage_collection():
         selections = [_select(os.fspath(name), results_dir) for name in names]
         if not names:
-            selections = [_select_in(Path(results_dir), results_dir)]
+            selections = [_select_in(_path(os.fspath(results_dir)), results_dir)]
     command = _command(["summarize", *(os.fspath(name) for name in names)], results_dir)
     # A name for the page and the tables, which a single run or a results folder among the names has not.
     sweeps = [selection.name for selection in selections]
@@ -302,7 +302,9 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
 
 
 def _select_in(folder: Path, results_dir: Folder) -> Selection:
-    """Return the runs of a results folder, or the run of a folder."""
+    """Return the runs of a folder: of a sweep, of a results folder, or one run."""
+    if has_plan(folder):
+        return _sweep(folder)
     records = find_runs(folder)
     if not records:
         raise StoreError(no_runs_message(folder))

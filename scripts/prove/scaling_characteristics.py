@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.scaling_laws import Estimated, Ladder, fit_laws, forecast_errors, log_multiplier
+from normlab.analysis.law_fit import log_multiplier
+from normlab.analysis.scaling_laws import Estimated, Ladder, fit_laws, forecast_errors
 
 E, ALPHA = 1.4, 0.12
 LARGEST_ABOVE_E = 0.7

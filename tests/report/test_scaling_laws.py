@@ -9,7 +9,8 @@ from scipy import optimize
 
 from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.factors import Factor
-from normlab.analysis.scaling_laws import Ladder, fit, fit_laws, forecast_errors, laws_at
+from normlab.analysis.law_fit import fit, laws_at
+from normlab.analysis.scaling_laws import Ladder, fit_laws, forecast_errors
 from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError
 from normlab.report.channels import level_colors

@@ -1,7 +1,8 @@
 """What every estimator has in common: its interface, the estimate that it returns, and the steps to a mean over seeds.
 
-The intervals of an estimate hold at every number of seeds at once (`analysis/sequences.py`), so that a study may stop
-when its claims are decided.
+The intervals of `over_seeds` and `share` hold at every number of seeds at once (`analysis/sequences.py`), so that a
+study may stop when its claims are decided. An estimate whose interval holds at a fixed number of seeds says so in its
+`method`.
 """
 
 import math

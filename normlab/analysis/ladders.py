@@ -14,7 +14,7 @@ from normlab.analysis.comparability import SIZE_OPTIONS
 from normlab.analysis.contrasts import Key
 from normlab.analysis.factors import label
 from normlab.analysis.intervals import Replicate, design_of
-from normlab.analysis.scaling_laws import Ladder
+from normlab.analysis.scaling_laws import Ladder, Laws, fit_laws
 from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
 
@@ -31,6 +31,8 @@ class SizedArm:
     size_options: Sequence[str]
     cells: dict[Key, Cell]
     """By their size: those of which a run has learned."""
+    unlearned: list[Cell]
+    """The others."""
 
     @property
     def label(self) -> str:
@@ -46,9 +48,9 @@ class SizedArm:
 
     @cached_property
     def runs(self) -> list[RunRecord]:
-        """The runs at the best learning rates."""
+        """The runs at the best learning rates, also of sizes at which none has learned."""
         runs: list[RunRecord] = []
-        for cell in self.cells.values():
+        for cell in (*self.cells.values(), *self.unlearned):
             runs += cell.runs_at(cell.best_lr)
         return runs
 
@@ -90,9 +92,11 @@ def arms_of(cells: Iterable[Cell]) -> list[SizedArm]:
                 size[option] = level
             else:
                 levels[option] = level
-        arm = arms.setdefault(tuple(levels.values()), SizedArm(levels, list(size), {}))
+        arm = arms.setdefault(tuple(levels.values()), SizedArm(levels, list(size), {}, []))
         if any(run.has_learned for run in cell.runs_at(cell.best_lr)):
             arm.cells[tuple(size.values())] = cell
+        else:
+            arm.unlearned.append(cell)
     return list(arms.values())
 
 
@@ -127,22 +131,51 @@ def ladder_of(arms: Sequence[SizedArm]) -> Ladder:
     return Ladder(losses_GKS, log_compute_GK)
 
 
-def fitted_arms(cells: Iterable[Cell]) -> tuple[list[SizedArm], list[SizedArm]]:
-    """Return the arms with `FEWEST_SIZES`, to which laws can be fitted, and the others.
+@dataclass(frozen=True)
+class FittedArms:
+    """The arms of some cells that have a law, and those that have none."""
+
+    arms: list[SizedArm]
+    laws: Laws
+    """Of these arms, in their order."""
+    too_few: list[SizedArm]
+    """Arms with fewer than `FEWEST_SIZES`."""
+    undetermined: list[SizedArm]
+    """Arms whose losses determine no law."""
+
+
+def fit_arms(cells: Iterable[Cell]) -> FittedArms:
+    """Fit laws to the arms of some cells.
 
     Raises:
-        ConfigError: No arm has enough sizes.
+        ConfigError: No arm has enough sizes, the losses of none determine a law, or seeds are crossed.
     """
-    fitted: list[SizedArm] = []
-    others: list[SizedArm] = []
+    arms: list[SizedArm] = []
+    too_few: list[SizedArm] = []
     for arm in arms_of(cells):
         if len(arm.cells) >= FEWEST_SIZES:
-            fitted.append(arm)
+            arms.append(arm)
         else:
-            others.append(arm)
-    if not fitted:
+            too_few.append(arm)
+    if not arms:
         raise ConfigError(
             f"needs {FEWEST_SIZES} sizes at which runs of an arm have learned; sweep the size, such as "
-            "model.width=32,48,64,96 with train.tokens_per_parameter=20"
+            "model.width=32,48,64,96 with train.tokens_per_parameter=20, and have it among the factors (--by)"
         )
-    return fitted, others
+    undetermined: list[SizedArm] = []
+    while arms:
+        laws = fit_laws(ladder_of(arms))
+        if all(laws.is_determined_G):
+            return FittedArms(arms, laws, too_few, undetermined)
+        # An arm without a law must not change the E of the others.
+        determined: list[SizedArm] = []
+        for arm, is_determined in zip(arms, laws.is_determined_G, strict=True):
+            if is_determined:
+                determined.append(arm)
+            else:
+                undetermined.append(arm)
+        arms = determined
+    raise ConfigError(
+        "the losses do not fall with compute as a law does, or not by more than their noise; train larger "
+        "models, each with more tokens, or more seeds"
+    )

@@ -31,10 +31,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import fdtrc
+from scipy.special import fdtrc, stdtrit
 
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.law_fit import Array, fit, laws_at, log_multiplier, parameters
+from normlab.analysis.law_fit import LEAST_ALPHA, MOST_ALPHA, Array, fit, laws_at, log_multiplier, parameters
 
 DRAWS = 2000
 """Draws of the bootstrap."""
@@ -177,6 +177,33 @@ class Laws:
     def of_alpha(self) -> list[Estimated]:
         """Return the exponent of each arm."""
         return self._each(lambda theta: parameters(theta, self.ladder.arms)[2])
+
+    @cached_property
+    def is_determined_G(self) -> list[bool]:
+        """Whether the losses of each arm determine its law.
+
+        They must be lower at the largest size than at the smallest by more than their noise, and the interval of the
+        exponent must end within its bounds.
+        """
+        determined: list[bool] = []
+        for arm, alpha in enumerate(self.of_alpha()):
+            ends = [alpha.value, alpha.low, alpha.high]
+            is_within = all(LEAST_ALPHA < end < MOST_ALPHA for end in ends if end is not None)
+            determined.append(is_within and self._falls(arm))
+        return determined
+
+    def _falls(self, arm: int) -> bool:
+        """Whether the loss of the largest size is lower than that of the smallest, by a t test at 5 %."""
+        ladder = self.ladder
+        has_loss_K = ladder.counts_GK[arm] > 0
+        smallest = int(np.where(has_loss_K, ladder.log_compute_GK[arm], np.inf).argmin())
+        ends = [smallest, ladder.largest_G[arm]]
+        fall = ladder.means_GK[arm, ends[0]] - ladder.means_GK[arm, ends[1]]
+        if not ladder.has_noise:
+            return bool(fall > 0)
+        deviation = self.spread * np.sqrt(ladder.variances_G[arm] * (1 / ladder.counts_GK[arm, ends]).sum())
+        freedom = ladder.freedom_G[arm] or ladder.freedom_G.sum()
+        return bool(fall > deviation * stdtrit(freedom, (1 + LEVEL) / 2))
 
     def _each(self, read: Callable[[Array], Array]) -> list[Estimated]:
         """Return what `read` takes from parameters (..., P), for each of its columns."""

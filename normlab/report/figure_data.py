@@ -245,15 +245,13 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
 
 def _scaling(layout: FigureLayout) -> Figure:
     """Return the figure of the losses over the compute of training, with the laws of `--test scaling`."""
-    from normlab.analysis.ladders import arms_of, fitted_arms, ladder_of
-    from normlab.analysis.scaling_laws import fit_laws
+    from normlab.analysis.ladders import arms_of, fit_arms
 
     reason = reason_cells_not_comparable(layout.cells)
     if reason:
         raise ConfigError(f"figure scaling: {reason}; add these options to --by")
     try:
-        fitted, _ = fitted_arms(layout.cells)
-        laws = fit_laws(ladder_of(fitted))
+        fitted = fit_arms(layout.cells)
     except ConfigError as error:
         raise ConfigError(f"figure scaling: {error}") from None
 
@@ -268,12 +266,12 @@ def _scaling(layout: FigureLayout) -> Figure:
         drawn: list[Point] = []
         # A line is one arm, since every other factor has a channel.
         [arm] = arms_of(members)
-        levels_of_fitted = [other.levels for other in fitted]
+        levels_of_fitted = [other.levels for other in fitted.arms]
         if arm.levels not in levels_of_fitted:
             return drawn
         computes = [arm.compute_at(size) for size in arm.cells]
         for compute in np.geomspace(min(computes), BEYOND[0] * max(computes), LAW_POINTS).tolist():
-            loss = laws.loss(levels_of_fitted.index(arm.levels), compute)
+            loss = fitted.laws.loss(levels_of_fitted.index(arm.levels), compute)
             drawn.append(Point(compute, loss.value, loss.low, loss.high))
         return drawn
 

@@ -99,6 +99,8 @@ class Characteristics:
     decided: float
     forecast: float | None
     """The share of forecasts of the largest size that hold its loss; None with three sizes."""
+    determined: float
+    """The share of ladders whose arms both have a law."""
 
 
 def simulate(case: Case, ladders: int, seed: int = 0) -> Characteristics:
@@ -107,10 +109,17 @@ def simulate(case: Case, ladders: int, seed: int = 0) -> Characteristics:
     held: dict[str, list[bool]] = {name: [] for name in POINTS}
     widths: dict[str, list[float]] = {name: [] for name in POINTS}
     forecasts: list[bool] = []
+    determined: list[bool] = []
     decisions: list[bool] = []
     for _ in range(ladders):
         ladder = draw_ladder(case, rng)
         laws = fit_laws(ladder)
+        has_law = all(laws.is_determined_G)
+        determined.append(has_law)
+        # A ladder without laws has no multipliers, and decides nothing.
+        if not has_law:
+            decisions.append(False)
+            continue
         for name, multiple in POINTS.items():
             x = ladder.x_GK.min() if multiple is None else math.log(multiple)
             found = laws.multiplier(1, 0, math.exp(x))
@@ -127,7 +136,7 @@ def simulate(case: Case, ladders: int, seed: int = 0) -> Characteristics:
     coverage = {name: float(np.mean(each)) for name, each in held.items()}
     width = {name: float(np.median(each)) for name, each in widths.items()}
     forecast = float(np.mean(forecasts)) if forecasts else None
-    return Characteristics(coverage, width, float(np.mean(decisions)), forecast)
+    return Characteristics(coverage, width, float(np.mean(decisions)), forecast, float(np.mean(determined)))
 
 
 def rows(case: Case, ladders: int) -> list[tuple[str, float, float, float]]:

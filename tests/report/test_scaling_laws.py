@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from normlab.analysis.factor_tests.run import run_test
+from normlab.analysis.factor_tests.run import TESTS, run_test
 from normlab.analysis.factors import Factor
 from normlab.analysis.law_fit import fit, laws_at
 from normlab.analysis.scaling_laws import Ladder, fit_laws, forecast_errors
@@ -148,10 +148,12 @@ def test_intervals_hold_the_truth(case, monkeypatch):
 def make_ladder(make_run, tmp_path):
     """Writes runs of two norms at several widths, whose losses are those of two laws; returns their table."""
 
-    def make(widths=WIDTHS, diverged=(), sd=0.01, seeds=SEEDS, norms=("layernorm", "rmsnorm")):
+    def make(widths=WIDTHS, diverged=(), sd=0.01, seeds=SEEDS, norms=("layernorm", "rmsnorm"), flat=()):
         rng = np.random.default_rng(0)
         for (index, norm), width, seed in itertools.product(enumerate(norms), widths, seeds):
             above = (0.7 - 0.05 * index) * (width / 96) ** -0.5
+            if norm in flat:
+                above = 0.7
             loss = 1.4 + above + float(rng.normal(0, sd))
             state = "diverged" if (norm, width, seed) in diverged else "finished"
             config = {
@@ -204,6 +206,7 @@ def test_an_arm_with_too_few_sizes_is_named(make_ladder):
     rows = run_test("scaling", table.cells, table.factors)
     [row] = [row for row in rows if row["contrast"] == "exponent: RMSNorm"]
     assert row["missing"] == "fewer than 3 sizes at which runs have learned"
+    assert (row["bad"], row["runs"]) == (8, 16)
     assert not any(" / " in row["contrast"] for row in rows)
 
 
@@ -211,6 +214,36 @@ def test_single_seeds_have_no_interval(make_ladder):
     table = make_ladder(seeds=range(1))
     rows = run_test("scaling", table.cells, table.factors)
     assert all(row["low"] is None and row["p"] is None and row["estimate"] is not None for row in rows)
+    notes = TESTS["scaling"].notes(rows)
+    assert "no intervals: they need two seeds at some size of each arm" in notes
+    assert not any("bootstrap" in note for note in notes)
+
+
+def test_an_arm_whose_losses_do_not_fall_has_no_law(make_ladder):
+    """Its exponent would be at the bound of the fit, and the multiplier a number with a hundred digits."""
+    table = make_ladder(flat=["rmsnorm"])
+    rows = run_test("scaling", table.cells, table.factors)
+    [row] = [row for row in rows if row["contrast"] == "exponent: RMSNorm"]
+    assert (row["estimate"], row["missing"]) == (None, "no law: the losses fall too little, or not as a law")
+    assert not any(" / " in row["contrast"] for row in rows)
+    alone = [cell for cell in table.cells if cell.levels["norm"] == "layernorm"]
+    expected = run_test("scaling", alone, table.factors)
+    assert [row["estimate"] for row in rows[:3]] == [row["estimate"] for row in expected[:3]]
+    # Nothing is said of what the table lacks.
+    assert not any("multiplier" in note or "baseline" in note for note in TESTS["scaling"].notes(rows))
+
+
+def test_losses_of_which_none_fall_are_an_error(make_ladder):
+    table = make_ladder(flat=["layernorm", "rmsnorm"])
+    for command in (lambda: run_test("scaling", table.cells, table.factors), lambda: make_figure("scaling", table)):
+        with pytest.raises(ConfigError, match="the losses do not fall with compute as a law does"):
+            command()
+
+
+def test_the_size_is_not_compared(make_ladder):
+    table = make_ladder()
+    with pytest.raises(ConfigError, match=r"--over model\.width is the size"):
+        run_test("scaling", table.cells, table.factors, over=["model.width"])
 
 
 def test_errors(make_ladder, make_run, tmp_path):

@@ -156,7 +156,10 @@ class FactorTest(ABC):
 
     def columns(self, rows: Sequence[TestRow]) -> list[Column[TestRow]]:
         """Return the columns of the table of some rows."""
-        columns = [WHERE, CONTRAST, self.estimate_column()]
+        columns = [CONTRAST, self.estimate_column()]
+        # With a single group of cells there is nothing to tell apart.
+        if any(values_of(rows, "where")):
+            columns.insert(0, WHERE)
         if len(set(values_of(rows, "unit"))) > 1:
             columns.append(UNIT)
         columns += [P, P_HOLM]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from normlab.analysis.cells import count_bad, reason_cells_not_comparable
+from normlab.analysis.cells import reason_cells_not_comparable
 from normlab.analysis.columns import format_p
 from normlab.analysis.comparability import SIZE_OPTIONS
 from normlab.analysis.factor_tests.base import (
@@ -30,6 +30,8 @@ BEYOND = 10, 100
 """The multiples of the compute of an arm's largest size for which a multiplier is forecast."""
 FORMATS = {"exponent": ".3f", "nats/token": ".4f", "ratio": "#.3g"}
 """The format of an estimate by its unit."""
+FORECAST_ERROR, MULTIPLIER = "seen - forecast", "multiplier"
+"""The names of what rows estimate, by which notes know that a table has them."""
 
 
 class Scaling(FactorTest):
@@ -47,33 +49,42 @@ class Scaling(FactorTest):
         if reason_cells_not_comparable(question.cells):
             return
         # Imported here, because every `normlab summarize --test` imports this file, and these import numpy and scipy.
-        from normlab.analysis.ladders import FEWEST_SIZES, fitted_arms, ladder_of
-        from normlab.analysis.scaling_laws import fit_laws, forecast_errors
+        from normlab.analysis.ladders import FEWEST_SIZES, fit_arms
+        from normlab.analysis.scaling_laws import forecast_errors
 
+        for factor in question.over:
+            if factor.option in SIZE_OPTIONS:
+                raise ConfigError(
+                    f"--test {self.name}: --over {factor.option} is the size, over which laws are; name a factor that "
+                    "arms of all sizes have"
+                )
         try:
-            fitted, others = fitted_arms(question.cells)
-            ladder = ladder_of(fitted)
+            fitted = fit_arms(question.cells)
         except ConfigError as error:
             raise ConfigError(f"--test {self.name}: {error}") from None
-        laws = fit_laws(ladder)
-        yield from self._laws(fitted, laws)
-        if all(len(arm.cells) > FEWEST_SIZES for arm in fitted):
-            for arm, error in zip(fitted, forecast_errors(ladder), strict=True):
+        arms = fitted.arms
+        yield from self._laws(arms, fitted.laws)
+        if all(len(arm.cells) > FEWEST_SIZES for arm in arms):
+            for arm, error in zip(arms, forecast_errors(fitted.laws.ladder), strict=True):
                 largest = max(arm.cells, key=arm.compute_at)
-                contrast = f"seen - forecast: {arm.label}, {arm.label_of_size(largest)}"
+                contrast = f"{FORECAST_ERROR}: {arm.label}, {arm.label_of_size(largest)}"
                 yield self._row("", contrast, "nats/token", [arm], error)
         for factor in question.compared_factors:
             if factor.option not in SIZE_OPTIONS:
-                yield from self._multipliers(fitted, laws, factor, question.baselines[factor.option])
-        for arm in others:
-            missing = f"fewer than {FEWEST_SIZES} sizes at which runs have learned"
-            yield self._row("", f"exponent: {arm.label}", "exponent", [arm]) | {"missing": missing}
+                yield from self._multipliers(arms, fitted.laws, factor, question.baselines[factor.option])
+        reasons = {
+            f"fewer than {FEWEST_SIZES} sizes at which runs have learned": fitted.too_few,
+            "no law: the losses fall too little, or not as a law": fitted.undetermined,
+        }
+        for missing, arms_without in reasons.items():
+            for arm in arms_without:
+                yield self._row("", f"exponent: {arm.label}", "exponent", [arm]) | {"missing": missing}
 
     def _laws(self, arms: Sequence[SizedArm], laws: Laws) -> Iterator[TestRow]:
         """Yield the loss that no compute removes, and the exponent of each arm."""
         fit: TestRow = {"has_own_e": laws.has_own_e, "p_form": laws.p_form, "spread": laws.spread}
         arms_of_e, names = [list(arms)], ["all arms"]
-        if laws.has_own_e:
+        if laws.has_own_e or len(arms) == 1:
             arms_of_e, names = [[arm] for arm in arms], [arm.label for arm in arms]
         for of_e, name, estimate in zip(arms_of_e, names, laws.of_e(), strict=True):
             yield self._row("", f"E: {name}", "nats/token", of_e, estimate) | fit
@@ -97,14 +108,14 @@ class Scaling(FactorTest):
             points += [(f"forecast for {multiple} times the largest", multiple * largest) for multiple in BEYOND]
             for text, compute in points:
                 estimate = laws.multiplier(*pair, compute)
-                row = self._row(where, f"multiplier, {text}: {ratio}", "ratio", [arm, baseline], estimate)
+                row = self._row(where, f"{MULTIPLIER}, {text}: {ratio}", "ratio", [arm, baseline], estimate)
                 row["compute"] = compute
                 # Multipliers at neighbouring sizes say nearly the same: one of them is tested.
                 if compute == largest:
                     row["p"] = estimate.p
                 yield row
             growth = laws.growth(*pair)
-            row = self._row(where, f"growth of the multiplier: {ratio}", "ratio", [arm, baseline], growth)
+            row = self._row(where, f"growth of the {MULTIPLIER}: {ratio}", "ratio", [arm, baseline], growth)
             yield row | {"p": growth.p}
 
     def _row(
@@ -117,7 +128,8 @@ class Scaling(FactorTest):
         for arm in arms:
             runs += arm.runs
         learned = sum(run.has_learned for run in runs)
-        return row | {"n": learned, "n_crossed": None, "method": None, "bad": count_bad(runs), "runs": len(runs)}
+        row |= {"n": learned, "n_crossed": None, "method": None}
+        return row | {"bad": len(runs) - learned, "runs": len(runs)}
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         from normlab.analysis.scaling_laws import REJECTED
@@ -129,25 +141,38 @@ class Scaling(FactorTest):
         lines = [
             "laws: loss = E + A C^-exponent, with the FLOPs of training C, fitted to the n runs that have learned at "
             f"the best learning rate of each cell; {e}",
-            "multiplier 1.2: the baseline needs 1.2 times the compute for the same loss; an interval that holds 1 "
-            "cannot tell which needs less",
         ]
-        if any(text.startswith("seen - forecast") for text in values_of(rows, "contrast")):
+        contrasts = values_of(rows, "contrast")
+        has_multipliers = any(text.startswith(MULTIPLIER) for text in contrasts)
+        if has_multipliers:
             lines.append(
-                "seen - forecast: the loss at the largest size minus that of laws fitted to the other sizes; the "
+                "multiplier 1.2: the baseline needs 1.2 times the compute for the same loss; an interval that holds 1 "
+                "cannot tell which needs less"
+            )
+        if any(text.startswith(FORECAST_ERROR) for text in contrasts):
+            lines.append(
+                f"{FORECAST_ERROR}: the loss at the largest size minus that of laws fitted to the other sizes; the "
                 "forecast was right within its interval where that holds 0"
             )
         if fit["p_form"] is not None and fit["p_form"] < REJECTED:
+            p = format_p(fit["p_form"])
+            if not p.startswith("<"):
+                p = f"= {p}"
             lines.append(
-                f"the sizes do not lie on such laws (F test, p = {format_p(fit['p_form'])}), so that intervals are "
-                f"{fit['spread']:.1f} times wider; is a learning rate at the edge of its grid?"
+                f"the sizes do not lie on such laws (F test, p {p}), so that intervals are "
+                f"{fit['spread']:.1f} times wider; are some sizes trained less well than others?"
             )
-        if any(p is not None for p in values_of(rows, "p")):
+        if fit["low"] is None:
+            lines.append("no intervals: they need two seeds at some size of each arm")
+        else:
             lines.append(f"intervals of {LEVEL:.0%}, by a parametric bootstrap over seeds")
+        if any(p is not None for p in values_of(rows, "p")):
             lines.append(f"p: that the ratio is 1, {holm_note(rows)}")
         if any(values_of(rows, "bad")):
-            lines.append("bad: runs that diverged, are stuck or regressed; no law has them")
-        return [*lines, BASELINE_NOTE.replace("a minus sign", "a slash")]
+            lines.append("bad: runs that have not learned; no law has them")
+        if has_multipliers:
+            lines.append(BASELINE_NOTE.replace("a minus sign", "a slash"))
+        return lines
 
     def number_text(self, row: TestRow) -> str:
         if row["estimate"] is None:

@@ -20,8 +20,12 @@ from normlab.base.plugins import claim_name, plugin_file
 from normlab.studies.estimate import Bounds, Estimate, Estimator
 from normlab.studies.measures import Measure
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
+EARLIER_PROTOCOLS = {
+    4: "Judged by protocol 4: estimates are means over seeds, and their confidence sequences assume normal values.",
+}
+"""The versions of which reports keep verdicts, and how they differ from the present one."""
 LEVEL = 0.05
 """Significance level of a study: by Holm's method, the probability of any wrong verdict is at most this."""
 NANO = "model=gpt2_nano train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
@@ -199,10 +203,10 @@ class Study:
     amendments: Mapping[str, str] = field(default_factory=dict)
     """The reason for a change of the criterion after runs, by the hash before the change."""
 
-    def criterion_text(self) -> str:
+    def criterion_text(self, protocol: int = PROTOCOL) -> str:
         """Return all that decides the verdicts: the protocol, grids, claims, estimators, criteria and controls."""
         # Its hash is in the plans of trained runs and in reports: another word here makes all of them amended.
-        lines = [f"protocol {PROTOCOL}, {CHOOSING_SEEDS} choosing seeds, looks {LOOKS}, level {LEVEL}"]
+        lines = [f"protocol {protocol}, {CHOOSING_SEEDS} choosing seeds, looks {LOOKS}, level {LEVEL}"]
         lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids]
         for kind, claims in (("claim", self.claims), ("control", self.controls)):
             for claim in claims:
@@ -216,9 +220,16 @@ class Study:
         plugin = plugin_file("study", self.name)
         return self.name if plugin is None else f"{self.name} {shlex.quote(f'plugins=[{plugin}]')}"
 
-    def criterion_hash(self) -> str:
+    def criterion_hash(self, protocol: int = PROTOCOL) -> str:
         """Return the first 12 hex digits of the SHA-256 of `criterion_text`."""
-        return hashlib.sha256(self.criterion_text().encode()).hexdigest()[:12]
+        return hashlib.sha256(self.criterion_text(protocol).encode()).hexdigest()[:12]
+
+    def protocol_of(self, criterion: str) -> int | None:
+        """Return the protocol with which the study has a criterion; None for another criterion."""
+        for protocol in (PROTOCOL, *EARLIER_PROTOCOLS):
+            if self.criterion_hash(protocol) == criterion:
+                return protocol
+        return None
 
 
 STUDIES: dict[str, Study] = {}

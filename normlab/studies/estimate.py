@@ -1,4 +1,4 @@
-"""What every estimator has in common: its interface, the estimate that it returns, and the steps to a mean over seeds.
+"""What every estimator has in common: its interface, the estimate that it returns, and the steps to a typical value.
 
 The intervals of `over_seeds` and `share` hold at every number of seeds at once (`analysis/sequences.py`), so that a
 study may stop when its claims are decided. An estimate whose interval holds at a fixed number of seeds says so in its
@@ -17,14 +17,14 @@ from normlab.analysis.arms import StudyRuns
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import weighted_sums
 from normlab.analysis.intervals import Replicate, design_of
-from normlab.analysis.sequences import mean_sequence, share_sequence
+from normlab.analysis.sequences import share_sequence, typical_sequence, typical_value
 from normlab.base.errors import ConfigError
 from normlab.store.format import DIVERGED
 from normlab.store.record import RunRecord
 from normlab.studies.measures import Measure, values_of
 
 Bounds = tuple[float, float]
-T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
+SIGNED_RANKS = "confidence sequence of the center of symmetry, by bets on signed ranks (Reynolds 1975)"
 BETS = "confidence sequence of a share, by bets (Robbins 1970)"
 LARGEST_EXPONENT = 700
 """exp(x) overflows a float above x = 709; from this number on it counts as infinite."""
@@ -44,13 +44,13 @@ class Estimate:
     method: str = ""
     """What the interval is."""
     deviation: float | None = None
-    """Standard deviation over seeds of the quantity whose mean is `value`."""
+    """Standard deviation over seeds of the quantity whose typical value is `value`."""
     seeds: Mapping[str, float] = field(default_factory=dict)
     diverged: int = 0
     bad: int = 0
     """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
     left_out: int = 0
-    """Number of seeds that are not in the mean, because a run diverged or has not learned."""
+    """Number of seeds that are not in the estimate, because a run diverged or has not learned."""
     undefined: int = 0
     """Number of seeds without the quantity, because a run lacks the measure."""
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Estimator(ABC):
         """Return the value of the choosing seeds with all arms at one learning rate, and that rate, or None."""
         return None
 
-    # An estimator that is a mean of normal values over seeds has a power.
+    # An estimator that is the typical value of a quantity over seeds has a power.
 
     @property
     def has_power(self) -> bool:
@@ -114,11 +114,11 @@ class Estimator(ABC):
         return False
 
     def pilot(self, runs: StudyRuns) -> list[float]:
-        """Return the value of each choosing seed, on the scale on which values are normal over seeds."""
+        """Return the value of each choosing seed, on the scale on which values are symmetric over seeds."""
         return []
 
-    def on_normal_scale(self, value: float) -> float:
-        """Return an estimate on the scale on which the values of seeds are normal."""
+    def on_symmetric_scale(self, value: float) -> float:
+        """Return an estimate on the scale on which the values of seeds are symmetric."""
         return value
 
 
@@ -145,7 +145,7 @@ def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replica
 
 
 def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
-    """Return the mean of a quantity over independent seeds.
+    """Return the typical value of a quantity over independent seeds: the center of its symmetric distribution.
 
     NaN without an interval if there is no seed, or if the quantity of one is NaN.
 
@@ -154,32 +154,34 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     """
     if design_of(values).crossed:
         raise ConfigError("a study needs independent seeds: leave out data.seed, or give each run its own")
-    numbers = list(values.values())
+    # A confidence sequence is one of values in the order in which they came.
+    replicates = sorted(values)
+    numbers = [values[replicate] for replicate in replicates]
     undefined = sum(map(math.isnan, numbers))
-    # The mean of the other seeds would be that of seeds whose runs happen to have the measure.
+    # The estimate from the other seeds would be that of seeds whose runs happen to have the measure.
     if undefined or not numbers:
         return Estimate(math.nan, n=len(numbers), undefined=undefined)
     seeds: dict[str, float] = {}
-    for (weights_seed, data_seed), value in values.items():
+    for (weights_seed, data_seed), number in zip(replicates, numbers, strict=True):
         name = f"{weights_seed}" if weights_seed == data_seed else f"{weights_seed}/{data_seed}"
-        seeds[name] = value
+        seeds[name] = number
     return Estimate(
-        value=math.fsum(numbers) / len(numbers),
-        interval=partial(mean_sequence, numbers),
+        value=typical_value(numbers),
+        interval=partial(typical_sequence, numbers),
         n=len(numbers),
-        method=T_SEQUENCE,
+        method=SIGNED_RANKS,
         deviation=float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None,
         seeds=seeds,
     )
 
 
 def contrast(tables: Sequence[Mapping[Replicate, float]], weights: Sequence[float]) -> Estimate:
-    """Return the mean over seeds of the weighted sum of the arms' values.
+    """Return the typical value over seeds of the weighted sum of the arms' values.
 
     A seed of which a value is infinite is left out.
     """
     shared = set.intersection(*map(set, tables))
-    # Infinite is the value of a run that has diverged or not learned, and would be the mean of all.
+    # Infinite is the value of a run that has diverged or not learned: such seeds are counted, not averaged.
     infinite: set[Replicate] = set()
     for table in tables:
         infinite |= {seed for seed in shared if math.isinf(table[seed])}
@@ -194,22 +196,6 @@ def share(count: int, n: int) -> Estimate:
 
 
 # From one estimate to another
-
-
-def cut_at(estimate: Estimate, least: float) -> Estimate:
-    """Return the estimate with intervals that end at the lowest possible value; they hold the truth as often as before.
-
-    They stay as they are where no lowest value is known (-inf).
-    """
-    if math.isinf(least) or not estimate.method:
-        return estimate
-
-    def interval(alpha: float) -> Bounds:
-        low, high = estimate.interval(alpha)
-        return max(low, least), high
-
-    method = f"{estimate.method}, cut at {least:g}, the lowest possible value"
-    return replace(estimate, interval=interval, method=method)
 
 
 def exponential(estimate: Estimate) -> Estimate:

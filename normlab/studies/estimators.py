@@ -22,7 +22,6 @@ from normlab.studies.estimate import (
     Estimate,
     Estimator,
     contrast,
-    cut_at,
     exponential,
     mean_over_rates,
     minus_text,
@@ -38,10 +37,10 @@ RATIOS = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
 
 @dataclass(frozen=True, slots=True)
 class Contrast(Estimator):
-    """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
+    """The typical value over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
     An arm's value is the mean over its chosen learning rates (`Arm.chosen_lrs`). Seeds are left out of which a run
-    diverged or, for the final loss, has not learned: `Share` counts these. With a single arm of weight 1 it is the mean
+    diverged or, for the final loss, has not learned: `Share` counts these. With a single arm of weight 1 it is that
     of the measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
     """
 
@@ -59,7 +58,7 @@ class Contrast(Estimator):
             terms.append(f"{sign} {factor}[{arm}]")
         exp = "exp of the " if self.is_ratio else ""
         total = " ".join(terms).removeprefix("+ ")
-        return f"{exp}mean over seeds of {self.measure.text}: {total}; mean over the chosen learning rates"
+        return f"{exp}typical value over seeds of {self.measure.text}: {total}; mean over the chosen learning rates"
 
     @property
     def quantity(self) -> str:
@@ -67,11 +66,6 @@ class Contrast(Estimator):
         if not self.is_ratio:
             return DIFFERENCES.get(arms, "contrast of ") + measured
         return RATIOS.get(arms, "exp of a contrast of ") + measured.removeprefix("ln(").removesuffix(")")
-
-    @property
-    def least(self) -> float:
-        """The lowest possible value of the mean of a single arm, before exp; -inf for differences."""
-        return self.measure.least if [*self.weights.values()] == [1.0] else -math.inf
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         arms = self._arms(runs)
@@ -114,7 +108,7 @@ class Contrast(Estimator):
             tables.append(mean_over_rates(self.measure, chosen_runs))
         return [*weighted_sums([*self.weights.values()], tables).values()]
 
-    def on_normal_scale(self, value: float) -> float:
+    def on_symmetric_scale(self, value: float) -> float:
         if not self.is_ratio:
             return value
         return math.log(value) if value > 0 else -math.inf
@@ -125,16 +119,15 @@ class Contrast(Estimator):
     def _mean(self, arms: Sequence[Arm], judged: Sequence[Sequence[RunRecord]]) -> Estimate:
         """Return the contrast of some runs of each arm."""
         tables = [mean_over_rates(self.measure, runs) for runs in judged]
-        # The bound holds for the mean of the measure, which is a logarithm if the estimate is a ratio.
-        mean = cut_at(contrast(tables, [*self.weights.values()]), self.least)
+        estimate = contrast(tables, [*self.weights.values()])
         rates = {arm.where: arm.chosen_lrs for arm in arms}
-        mean = replace(mean, rates=rates, **outcomes([*chain(*judged)]))
-        return exponential(mean) if self.is_ratio else mean
+        estimate = replace(estimate, rates=rates, **outcomes([*chain(*judged)]))
+        return exponential(estimate) if self.is_ratio else estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Slope(Estimator):
-    """The mean over seeds of the least-squares slope of a measure on ln(option), or on the option itself."""
+    """The typical value over seeds of the least-squares slope of a measure on ln(option), or on the option itself."""
 
     where: str
     over: str
@@ -146,7 +139,7 @@ class Slope(Estimator):
 
     @property
     def text(self) -> str:
-        return f"{self.quantity}, mean over seeds: [{self.where}]{minus_text(self.minus)}"
+        return f"{self.quantity}, typical value over seeds: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:

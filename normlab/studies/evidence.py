@@ -14,7 +14,7 @@ from normlab.store.plans import Plan, has_plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import HOW_TO_FIX, read_record
 from normlab.store.record import RunRecord
-from normlab.studies.base import SETTINGS, Study
+from normlab.studies.base import PROTOCOL, SETTINGS, Study
 from normlab.studies.run import REPLICATION, Attempt, ComposedRun, criterion_of
 
 
@@ -165,6 +165,8 @@ def _criterion_notes(study: Study, notes: Sequence[str]) -> list[str]:
     if planned is None:
         return ["The plan of the runs names no criterion: they were not planned by this study."]
     change = f"The criterion was changed after the runs were planned ({planned}, now {now})"
+    if study.protocol_of(planned) is not None:
+        return [f"{change}: the claims are the same, and are judged by protocol {PROTOCOL}."]
     reason = study.amendments.get(planned)
     if not reason:
         return [f"{change}, without a reason in the study's amendments."]

@@ -10,7 +10,7 @@ from typing import Any
 from normlab.base.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
-from normlab.studies.base import AT_BEST, SETTINGS
+from normlab.studies.base import AT_BEST, EARLIER_PROTOCOLS, SETTINGS
 from normlab.studies.report_format import read_stored_report
 from normlab.studies.simulations import choice_of_rates
 
@@ -27,23 +27,25 @@ One line for each claim that `normlab study run` has tested. *supported* and *re
 of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's method.
 *undecided*: neither, within the seeds of the study. *void*: the runs cannot answer, because a control failed, `normlab
 verify` rejects a block, the best learning rate is at the edge of its grid, no run has learned, or runs are missing or
-not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. Those of means and shares are
-confidence sequences, which hold at every number of seeds; those of means assume normal values. Each report names its
-other methods. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks
-of four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
-An arm is judged by its mean over the rates that the six seeds cannot tell from the best. *at the best learning rates
-alone*: the same estimate at the best one only, where that is not the same; it decides no verdict. Where its interval,
-which is not corrected, is not on the side of the verdict, the verdict says so. An undecided verdict says so where that
-interval would decide the claim, and the one over all chosen rates, not corrected either, would not.
-*replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it. *other
-settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
-replications; a study with an amendment was changed after its first seeds had been seen. Of a claim that was rewritten
-only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths, steps, batch sizes,
-learning rates and margins are ours. Each placement has its own init rule unless the claim names one, so that a claim on
-two placements compares placement and init rule together. *power below 30 %*: with the noise of the first six seeds, the
-study could hardly have supported the claim at its stated effect; it is not counted, whatever its verdict. A power from
-six seeds is rough: each report has its range, and later seeds may be noisier. Studies with equal grids share runs, such
-as depth, deepnorm and bounded_stream, so that their claims are not independent.
+not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. An estimate is the typical
+value over seeds: the median of the means of all pairs of seeds. Its interval, and that of a share, is a confidence
+sequence, which holds at every number of seeds. That of a typical value comes from bets on signed ranks. It assumes that
+values are symmetric around it, and nothing else of their distribution, so that a few seeds far off do not decide a
+claim. Each report names its other methods. Where an arm has several learning rates, six seeds choose among them and up
+to 24 others judge, in blocks of four, until each claim is decided or more are not expected to decide it; where it has
+one, all seeds judge, up to 30. An arm is judged by its mean over the rates that the six seeds cannot tell from the
+best. *at the best learning rates alone*: the same estimate at the best one only, where that is not the same; it decides
+no verdict. Where its interval, which is not corrected, is not on the side of the verdict, the verdict says so. An
+undecided verdict says so where that interval would decide the claim, and the one over all chosen rates, not corrected
+either, would not. *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds
+decided it. *other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are
+fixed before the replications; a study with an amendment was changed after its first seeds had been seen. Of a claim
+that was rewritten only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths,
+steps, batch sizes, learning rates and margins are ours. Each placement has its own init rule unless the claim names
+one, so that a claim on two placements compares placement and init rule together. *power below 30 %*: with the noise of
+the first six seeds, the study could hardly have supported the claim at its stated effect; it is not counted, whatever
+its verdict. A power from six seeds is rough: each report has its range, and later seeds may be noisier. Studies with
+equal grids share runs, such as depth, deepnorm and bounded_stream, so that their claims are not independent.
 
 **What small models cannot show.** Trained models have width 32 (128 in the setting wide) and 2 to 32 blocks, models at
 initialisation up to 48 blocks and width 64; step times are measured up to width 1024. The models train on less than
@@ -107,6 +109,11 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         f"`normlab study replicate {report['study']} --seeds fresh{plugins}`."
     )
     yield ""
+    for protocol, difference in EARLIER_PROTOCOLS.items():
+        seeds = {attempt["first_seed"] for attempt in attempts if attempt.get("protocol") == protocol}
+        if seeds:
+            yield f"Seeds from {' and '.join(map(str, sorted(seeds)))} on: {difference}"
+            yield ""
     rows: list[Sequence[str]] = [COLUMNS]
     rows += [_claim_row(attempts, index) for index in range(len(first["claims"]))]
     yield from table_lines(rows)

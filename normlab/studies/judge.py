@@ -12,7 +12,7 @@ from normlab.analysis.cells import group_cells
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.paired_tests import holm
-from normlab.analysis.sequences import half_width, level_of
+from normlab.analysis.sequences import level_now
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.store.record import RunRecord
@@ -48,11 +48,17 @@ class Judgement:
     """The same contrast with each arm at its best learning rate alone; None if that is the same."""
     common: tuple[float, float] | None = None
     """The same contrast of the choosing seeds with all arms at a common learning rate, and that rate."""
+    recorded_estimator: str = ""
+    """What was estimated, of a verdict from a report: an earlier protocol may have estimated something else."""
 
     @property
     def notes(self) -> str:
         """Why the verdict is void or undecided, in parentheses after a space; empty otherwise."""
         return f" ({self.reason})" if self.reason else ""
+
+    @property
+    def estimator_text(self) -> str:
+        return self.recorded_estimator or self.claim.estimator.text
 
     @property
     def verdict_in_words(self) -> str:
@@ -301,9 +307,8 @@ def _at_best(claim: Claim, runs: StudyRuns, estimate: Estimate) -> AtBest | None
 def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
     """Return whether the `last` number of seeds would not decide a claim, if they are like those judged so far.
 
-    The interval at that number is predicted: with the spread of now, and narrower by one standard error of the estimate
-    of now. The answer is no for shares, and with fewer than eight seeds; it is yes where eight seeds have been judged
-    and fewer than four of them have the quantity.
+    The interval at that number is predicted (`level_now`). The answer is no for shares, and with fewer than eight
+    seeds; it is yes where eight seeds have been judged and fewer than four of them have the quantity.
     """
     n = estimate.n
     if n < LOOKS[1]:
@@ -315,7 +320,7 @@ def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
 
     # The interval predicted for the last look is one of now, at the level at which it has that width already.
     def at_last(alpha: float) -> tuple[float, float]:
-        return estimate.interval(level_of(n, half_width(last, alpha) - 1 / math.sqrt(n)))
+        return estimate.interval(level_now(n, last, alpha))
 
     return claim.criterion.verdict(at_last) == UNDECIDED
 

@@ -32,11 +32,6 @@ class Measure(ABC):
         NaN if the run lacks it; infinity if the run diverged and the measure counts that as the worst value.
         """
 
-    @property
-    def least(self) -> float:
-        """The lowest possible value, at which the interval of a mean ends; -inf if none is known."""
-        return -math.inf
-
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss(Measure):
@@ -45,10 +40,6 @@ class FinalLoss(Measure):
     @property
     def text(self) -> str:
         return "final validation loss of runs that have learned, nats/token"
-
-    @property
-    def least(self) -> float:
-        return 0.0
 
     def value(self, run: RunRecord) -> float:
         return run.loss if run.has_learned else math.inf
@@ -69,10 +60,6 @@ class StepsTo(Measure):
     @property
     def text(self) -> str:
         return f"ln(steps to validation loss {self.loss:g})"
-
-    @property
-    def least(self) -> float:
-        return 0.0  # ln of one step
 
     def value(self, run: RunRecord) -> float:
         before = None
@@ -117,10 +104,6 @@ class BatchStatisticsLoss(Measure):
     def text(self) -> str:
         return "final validation loss with batch statistics, nats/token"
 
-    @property
-    def least(self) -> float:
-        return 0.0
-
     def value(self, run: RunRecord) -> float:
         loss = run.status.val_loss_batch_statistics
         if loss is not None:
@@ -160,11 +143,6 @@ REDUCTIONS = {
 """The reductions of a statistic over layers, and how they are named. growth: (last / first)^(1 / (L - 1)). exponent:
 the least-squares slope of ln(value) on ln(blocks before it), without the first block, which has none before it."""
 
-NON_NEGATIVE = (
-    "_rms", "_absmax", "_crest", "_kurt", "_uniform", "_ratio", "_norm", "_sink", "_frac", "_nonfinite", "_share",
-)  # fmt: skip
-"""Endings of the names of statistics that have no negative values."""
-
 
 @dataclass(frozen=True, slots=True)
 class Statistic(Measure):
@@ -188,13 +166,6 @@ class Statistic(Measure):
         site = f" of {self.site}" if self.site else ""
         name = f"{self.name}{site}, {REDUCTIONS[self.over]}, at the {self.at} measured step"
         return f"ln({name})" if self.log else name
-
-    @property
-    def least(self) -> float:
-        # A logarithm and the slope of logarithms take either sign.
-        if self.log or self.over == "exponent" or not self.name.endswith(NON_NEGATIVE):
-            return -math.inf
-        return 0.0
 
     def value(self, run: RunRecord) -> float:
         try:

@@ -17,7 +17,6 @@ from normlab.studies.estimate import (
     Bounds,
     Estimate,
     Estimator,
-    cut_at,
     exponential,
     minus_text,
     outcomes,
@@ -33,12 +32,12 @@ NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class OverGrid(Estimator):
-    """One number of each seed from all of its runs in an arm, and the mean over seeds; with `minus`, the difference.
+    """One number of each seed from all of its runs in an arm, and its typical value; with `minus`, the difference.
 
     sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
     and in the other options that the arm leaves free. A seed of which no run has learned is compared with the lowest
-    loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
-    that of a mean over seeds.
+    loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322), here of each seed, so that it has an
+    interval over seeds.
 
     highest_rate: the ratio of the two arms' highest learning rates at which the loss of a seed is within `NEAR` of its
     lowest, interpolated between two rates of the grid: linearly in ln rate and in min(loss, ln V). If that is the
@@ -60,11 +59,11 @@ class OverGrid(Estimator):
 
     @property
     def text(self) -> str:
-        mean, minus = "mean", minus_text(self.minus)
-        # Rates are averaged as logarithms, and exp of a difference of means is a ratio.
+        minus = minus_text(self.minus)
+        # Rates count as logarithms, and exp of a difference is a ratio.
         if self.number == "highest_rate":
-            mean, minus = "geometric mean", minus.replace("minus", "over", 1)
-        return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
+            minus = minus.replace("minus", "over", 1)
+        return f"{NUMBERS[self.number]}, typical value over seeds: [{self.where}]{minus}"
 
     @property
     def quantity(self) -> str:
@@ -90,7 +89,7 @@ class OverGrid(Estimator):
         estimate = replace(over_seeds(self._values(arms)), rates=rates, **_outcomes_of(arms))
         if self.number == "highest_rate":
             return exponential(_open_ended(estimate, arms))
-        return estimate if self.minus else cut_at(estimate, 0.0)
+        return estimate
 
     def _values(self, arms: Sequence[Arm]) -> dict[Replicate, float]:
         """Return the number of each seed that all arms have: of the first arm, minus that of the second."""
@@ -133,7 +132,7 @@ def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class BestRateSlope(Estimator):
-    """The mean over seeds of the least-squares slope of ln(best learning rate) on ln(option).
+    """The typical value over seeds of the least-squares slope of ln(best learning rate) on ln(option).
 
     The best learning rate of a seed at a level of the option is the vertex of the parabola through the lowest loss and
     its two neighbours, in ln(rate); at the end of a grid it is that rate. A seed that learns nowhere at a level is left
@@ -151,7 +150,7 @@ class BestRateSlope(Estimator):
 
     @property
     def text(self) -> str:
-        return f"{self.quantity}, mean over seeds: [{self.where}]{minus_text(self.minus)}"
+        return f"{self.quantity}, typical value over seeds: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.analysis.arms import StudyRuns
-from normlab.analysis.sequences import half_width
+from normlab.analysis.sequences import log_wealth
 from normlab.studies.base import LEVEL, LOOKS, Claim
 
 DRAWS = 2000
@@ -41,8 +41,8 @@ class Power:
 def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
     """Return the power of a claim; None without a stated effect, and for an estimator that has none.
 
-    The quantity of a seed is normal, with the standard deviation of the choosing seeds at the chosen learning rates.
-    The significance level is that of the smallest p-value of `tests` claims, LEVEL / tests.
+    The quantity of a simulated seed is normal, with the standard deviation of the choosing seeds at the chosen learning
+    rates. The significance level is that of the smallest p-value of `tests` claims, LEVEL / tests.
     """
     from scipy.stats import chi2
 
@@ -83,7 +83,7 @@ def largest_deviation(claim: Claim, tests: int) -> float | None:
 
 def _power_at(claim: Claim, effect: float, sd: float, tests: int) -> float:
     """Return the power of a claim at an effect; `sd` is of logarithms if its estimator is a ratio."""
-    scaled = claim.estimator.on_normal_scale
+    scaled = claim.estimator.on_symmetric_scale
     least, most = claim.criterion.limits
     alpha = LEVEL / tests * claim.criterion.sides
     return simulated_power(scaled(effect), sd, (scaled(least), scaled(most)), alpha)
@@ -93,9 +93,12 @@ def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha
     """Return the share of simulated studies whose interval is within limits at one of the looks."""
     # The same draws for every claim, so that reports are equal byte for byte.
     values = np.random.default_rng(0).normal(effect, sd, (DRAWS, LOOKS[-1]))
-    supported = np.zeros(DRAWS, bool)
-    for n in LOOKS:
-        first = values[:, :n]
-        mean, half = first.mean(1), first.std(1, ddof=1) * half_width(n, alpha)
-        supported |= (mean - half >= limits[0]) & (mean + half <= limits[1])
-    return float(supported.mean())
+    looks = np.array(LOOKS)
+    is_inside = np.ones((DRAWS, len(LOOKS)), bool)
+    for limit, side in zip(limits, (1, -1), strict=True):
+        if math.isfinite(limit):
+            # The interval ends before a limit where the limit's e-process has reached 1 / alpha, and on the right side.
+            is_excluded = log_wealth(values, limit)[:, looks - 1] >= -math.log(alpha)
+            centers = [np.median(values[:, :n], 1) for n in LOOKS]
+            is_inside &= is_excluded & (side * (np.stack(centers, 1) - limit) > 0)
+    return float(is_inside.any(1).mean())

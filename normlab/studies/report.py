@@ -19,7 +19,7 @@ from normlab.store.files import check_links
 from normlab.store.format import REPORT_FILE, with_checksum
 from normlab.store.reading import damaged
 from normlab.store.record import RunRecord
-from normlab.studies.base import SETTINGS, Claim, Picture, Study
+from normlab.studies.base import PROTOCOL, SETTINGS, Claim, Picture, Study
 from normlab.studies.evidence import Evidence
 from normlab.studies.index import as_text, write_index
 from normlab.studies.judge import ArmSummary, Judgement, Verdicts, judge
@@ -103,6 +103,7 @@ def _tested(attempt: Attempt, verdicts: Verdicts, runs: Sequence[RunRecord]) -> 
     return Tested(
         attempt.setting,
         attempt.first_seed,
+        PROTOCOL,
         verdicts,
         runs=len(runs),
         tokens=math.fsum(run.status.tokens for run in runs),
@@ -116,6 +117,8 @@ def _tested(attempt: Attempt, verdicts: Verdicts, runs: Sequence[RunRecord]) -> 
 def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
     """Return the attempts and the captions of a report that has been written; none if its criterion is another one.
 
+    An earlier protocol is no other criterion: the attempts keep the verdicts of theirs.
+
     Raises:
         StoreError: The file cannot be read, or is damaged.
     """
@@ -125,7 +128,8 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
     try:
         report = read_stored_report(path)
         criterion = report["criterion"]
-        if criterion != current_criterion:
+        protocol = study.protocol_of(criterion)
+        if protocol is None:
             warn(
                 f"{path}: was judged by criterion {criterion}, now {current_criterion}; its attempts without runs here "
                 "are left out"
@@ -136,7 +140,8 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
             claims = _judgements(study.claims, row["claims"])
             controls = _judgements(study.controls, row["controls"])
             arms = [ArmSummary(**arm) for arm in row["arms"]]
-            facts = {name: row[name] for name in FACTS}
+            # Reports of one protocol do not name it at each attempt.
+            facts = {name: row[name] for name in FACTS if name in row} | {"protocol": row.get("protocol", protocol)}
             tested.append(Tested(verdicts=Verdicts(study, claims, controls, row["notes"], arms), **facts))
         return tested, report["captions"]
     except (ValueError, TypeError, KeyError) as error:

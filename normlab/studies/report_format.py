@@ -15,7 +15,7 @@ from normlab.base.errors import StoreError, counted
 from normlab.base.parsing import leaves
 from normlab.store.format import REPORT_FILE
 from normlab.store.reading import HOW_TO_FIX, Count, damaged, read_record
-from normlab.studies.base import REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID, Claim
+from normlab.studies.base import EARLIER_PROTOCOLS, REFUTED, SETTINGS, SUPPORTED, UNDECIDED, VOID, Claim
 from normlab.studies.estimate import Estimate
 from normlab.studies.judge import AtBest, Judgement, Verdicts
 from normlab.studies.power import Power
@@ -81,6 +81,7 @@ class StoredArm(TypedDict):
 class StoredAttempt(TypedDict):
     setting: SettingName
     first_seed: Count
+    protocol: NotRequired[Count]
     runs: Count
     tokens: float
     devices: list[Text]
@@ -151,6 +152,8 @@ class Tested:
 
     setting: str
     first_seed: int
+    protocol: int
+    """By which it was judged."""
     verdicts: Verdicts
     runs: int
     tokens: float
@@ -169,10 +172,13 @@ class Tested:
         """What was run, in one sentence."""
         devices, corpora = ", ".join(self.devices), ", ".join(self.corpora)
         runs = counted(self.runs, "run")
-        return f"{self.label}: {runs}, {self.tokens:,.0f} tokens, on {devices}; corpus {corpora}."
+        text = f"{self.label}: {runs}, {self.tokens:,.0f} tokens, on {devices}; corpus {corpora}."
+        if self.protocol in EARLIER_PROTOCOLS:
+            text += f" {EARLIER_PROTOCOLS[self.protocol]}"
+        return text
 
 
-FACTS = ("setting", "first_seed", "runs", "tokens", "devices", "corpora", "plugins", "shared")
+FACTS = ("setting", "first_seed", "protocol", "runs", "tokens", "devices", "corpora", "plugins", "shared")
 """The fields of `Tested` that report.json keeps as they are."""
 
 
@@ -188,7 +194,7 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
         "reason": judgement.reason,
         "interval": judgement.interval,
         "interval_at_best": judgement.interval_at_best,
-        "estimator": claim.estimator.text,
+        "estimator": judgement.estimator_text,
         "criterion": claim.criterion.text,
         "estimate": estimate.value,
         "intervals": [list(estimate.interval(alpha)) for alpha in LEVELS],
@@ -211,7 +217,7 @@ def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     fields = {name: row[name] for name in FIELDS}
     # The intervals of other levels are not known: a report is drawn, and not judged again.
     estimate = Estimate(row["estimate"], intervals.__getitem__, **fields)
-    judgement = Judgement(claim, row["verdict"], row["reason"], estimate, row["p"])
+    judgement = Judgement(claim, row["verdict"], row["reason"], estimate, row["p"], recorded_estimator=row["estimator"])
     if row["power"]:
         judgement = replace(judgement, power=Power(**row["power"]))
     if row["at_best"]:

@@ -99,16 +99,18 @@ def _tables(attempt: Tested) -> Iterator[str]:
 
 
 def _methods(study: Study, tested: Sequence[Tested]) -> Iterator[str]:
-    """Yield the estimator, the kind of interval and the criterion of each claim."""
-    # An attempt whose verdict is void has no interval, while another attempt may have one.
+    """Yield the estimator, the kind of interval and the criterion of each claim, as in the last attempt."""
+    estimators: dict[str, str] = {}
     methods: dict[str, str] = {}
     for attempt in tested:
         for judgement in (*attempt.verdicts.claims, *attempt.verdicts.controls):
+            estimators[judgement.claim.name] = judgement.estimator_text
+            # An attempt whose verdict is void has no interval, while another attempt may have one.
             if judgement.estimate.method:
                 methods[judgement.claim.name] = judgement.estimate.method
     for claim in (*study.claims, *study.controls):
-        method = methods.get(claim.name, "none")
-        yield f"{claim.text} Estimator: {claim.estimator.text}. Interval: {method}. Criterion: {claim.criterion.text}."
+        estimator, method = estimators[claim.name], methods.get(claim.name, "none")
+        yield f"{claim.text} Estimator: {estimator}. Interval: {method}. Criterion: {claim.criterion.text}."
 
 
 def _list(items: Iterable[str]) -> str:

@@ -3,9 +3,9 @@
     python scripts/prove/study_characteristics.py [--draws 2000]
 
 A simulated study is judged at each of its looks, and its result counts as wrong if it is wrong at any of them: coverage
-of the confidence sequences of means and shares; false support by a criterion whose claim is false by a hair; false
-support because learning rates are chosen, at worst over a family of arms; and the stated power against the share of
-simulated studies that are supported. Exits with 1 if a number is outside its bounds.
+of the confidence sequences of typical values and shares; false support by a criterion whose claim is false by a hair;
+false support because learning rates are chosen, at worst over a family of arms; and the stated power against the share
+of simulated studies that are supported. Exits with 1 if a number is outside its bounds.
 """
 
 import argparse
@@ -14,13 +14,15 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, chosen_lrs
 from normlab.analysis.intervals import Replicate
-from normlab.analysis.sequences import half_width
-from normlab.studies.base import LEVEL, LOOKS, AtLeast, Within
+from normlab.analysis.sequences import log_wealth
+from normlab.studies.base import LEVEL, LOOKS, AtLeast, Criterion, Within
 from normlab.studies.estimate import Estimate, over_seeds, share
 from normlab.studies.noise import deviation
 from normlab.studies.power import simulated_power
@@ -28,28 +30,46 @@ from normlab.studies.simulations import FALSE_DIFFERENCES, MOST_AGAINST_A_SHARP_
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""
+CENTER = 0.1
+"""The typical value over seeds, nats/token."""
 Looks = list[Estimate]
 """The estimates of one study, at each look."""
 
-NOISE: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+FAR = 20.0
+"""How far off the seeds are that are off, in standard deviations of the others."""
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def of_two_arms(noise: Noise) -> Noise:
+    """Return the noise of the difference of two arms that have the same noise."""
+    return lambda rng, n: noise(rng, n) - noise(rng, n)
+
+
+def partly_off(share: float) -> Noise:
+    """Return normal noise with a share of seeds that are far off on one side, as seeds that learn late."""
+    return lambda rng, n: rng.normal(0, 1, n) + FAR * (rng.random(n) < share)
+
+
+NOISE: dict[str, Noise] = {
     "normal": lambda rng, n: rng.normal(0, 1, n),
-    "t with 4 degrees of freedom": lambda rng, n: rng.standard_t(4, n) / math.sqrt(2),
-    "skewed": lambda rng, n: rng.gamma(4, 0.5, n) - 2,
-    "one outlier of four standard deviations in ten": lambda rng, n: _contaminated(rng, n),
+    "t with 4 degrees of freedom": lambda rng, n: rng.standard_t(4, n),
+    "of two exponential arms": of_two_arms(lambda rng, n: rng.exponential(1, n)),
+    "of two arms with one seed in ten off": of_two_arms(partly_off(0.1)),
+    "of two arms with one seed in five off": of_two_arms(partly_off(0.2)),
+    "exponential, about its median": lambda rng, n: rng.exponential(1, n) - math.log(2),
+    # The median of normal noise with a share p that is far above it is the normal quantile of 1 / (2 - 2 p).
+    "with one seed in ten off, about its median": lambda rng, n: (
+        partly_off(0.1)(rng, n) - NormalDist().inv_cdf(0.5 / 0.9)
+    ),
 }
-"""Distributions over seeds, of mean 0 and standard deviation near 1."""
+"""Distributions over seeds of median 0. All but the last two are symmetric."""
 
 
-def _contaminated(rng: np.random.Generator, n: int) -> np.ndarray:
-    signs = rng.choice([-1.0, 1.0], n)
-    return np.where(rng.random(n) < 0.1, 4 * signs, rng.normal(0, 0.6, n))
-
-
-def means(noise: str, mean: float, draws: int, seed: int) -> Iterator[Looks]:
-    """Yield the estimates of the mean of simulated studies."""
+def centers(noise: str, center: float, draws: int, seed: int) -> Iterator[Looks]:
+    """Yield the estimates of the typical value in simulated studies."""
     rng = np.random.default_rng(seed)
     for _ in range(draws):
-        values = (mean + SD * NOISE[noise](rng, LOOKS[-1])).tolist()
+        values = (center + SD * NOISE[noise](rng, LOOKS[-1])).tolist()
         yield [over_seeds({(k, k): value for k, value in enumerate(values[:n])}) for n in LOOKS]
 
 
@@ -101,11 +121,11 @@ def chosen_rates(losses: np.ndarray) -> np.ndarray:
 
 
 def finds_lower(differences: np.ndarray) -> float:
-    """Return the share of studies that at any look find a mean difference below 0; of shape (draws, judging seeds)."""
+    """Return the share of studies that at any look find a difference below 0; of shape (draws, judging seeds)."""
+    logs = log_wealth(differences, 0.0)
     found = np.zeros(len(differences), bool)
     for n in LOOKS:
-        first = differences[:, :n]
-        found |= first.mean(1) + first.std(1, ddof=1) * half_width(n, LEVEL) <= 0
+        found |= (logs[:, n - 1] >= -math.log(LEVEL)) & (np.median(differences[:, :n], 1) < 0)
     return float(found.mean())
 
 
@@ -133,6 +153,14 @@ def choice_of_rates(draws: int) -> Iterator[tuple[str, float, float, float]]:
             yield f"{name} (at worst: {near})", shares[gap], 0, limit
 
 
+def excludes_center(estimate: Estimate) -> bool:
+    return excludes(estimate, CENTER)
+
+
+def supports(criterion: Criterion, estimate: Estimate) -> bool:
+    return criterion.verdict(estimate.interval) == "supported"
+
+
 def excludes(estimate: Estimate, truth: float) -> bool:
     low, high = estimate.bounds
     return truth < low or high < truth
@@ -147,16 +175,15 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     """Yield a name, the simulated share, and the bounds within which it must be."""
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
     for noise in NOISE:
-        found = list(means(noise, 0.1, draws, 1))
-        yield (
-            f"true mean outside the interval at any look, {noise} noise",
-            ever(found, lambda e: excludes(e, 0.1)),
-            0,
-            limit,
-        )
-        for criterion in (AtLeast(0.1), Within(-0.1, 0.1)):
-            wrong = ever(found, lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported")
-            yield f"false support by {type(criterion).__name__} at any look, {noise} noise", wrong, 0, limit
+        tests: dict[str, Callable[[Estimate], bool]] = {"true typical value outside the interval": excludes_center}
+        for criterion in (AtLeast(CENTER), Within(-CENTER, CENTER)):
+            tests[f"false support by {type(criterion).__name__}"] = partial(supports, criterion)
+        wrong = dict.fromkeys(tests, 0)
+        for looks in centers(noise, CENTER, draws, 1):
+            for name, is_wrong in tests.items():
+                wrong[name] += any(map(is_wrong, looks))
+        for name, count in wrong.items():
+            yield f"{name} at any look, noise {noise}", count / draws, 0, limit
     for p in (0.05, 0.5, 0.9):
         wrong = ever(shares(p, draws, 2), lambda e, p=p: excludes(e, p))
         yield f"true share of {p:g} outside the interval at any look", wrong, 0, limit
@@ -172,8 +199,8 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.03, 0.03), 0.0)):
         stated = simulated_power(effect, SD, criterion.limits, LEVEL * criterion.sides)
         found = ever(
-            means("normal", effect, draws, 9),
-            lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported",
+            centers("normal", effect, draws, 9),
+            partial(supports, criterion),
         )
         yield f"power of {criterion.text} at {effect:g}: stated {stated:.3f}", found, stated - 0.05, stated + 0.05
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import stdev
+
+import numpy as np
 
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import weighted_sums
@@ -16,13 +17,13 @@ from normlab.analysis.factor_tests.base import (
     values_of,
 )
 from normlab.analysis.intervals import LEVEL
-from normlab.analysis.sequences import level_of, mean_sequence
+from normlab.analysis.sequences import log_wealth, typical_sequence, typical_value
 
 NOTHING: TestRow = dict.fromkeys(("estimate", "low", "high", "p", "n_crossed", "lr"))
 
 
 class Anytime(FactorTest):
-    """The difference of each level from its baseline, with a confidence sequence of the mean over seeds."""
+    """The difference of each level from its baseline, with a confidence sequence over seeds."""
 
     name = "anytime"
     summary = "differences from a baseline that hold at every number of seeds"
@@ -36,7 +37,7 @@ class Anytime(FactorTest):
                 # A confidence sequence is of one sequence of values. With several rates, each new seed may make another
                 # one the best, and so change the values of all seeds.
                 has_one_rate = len(cell.losses) == len(baseline.losses) == 1
-                # The confidence sequence is that of normal values, which an infinite difference is not.
+                # Means of pairs, and so the interval, are not defined with an infinite difference.
                 is_finite = all(map(math.isfinite, values))
                 estimates = NOTHING
                 if has_one_rate and is_finite and len(values) > 1:
@@ -51,15 +52,16 @@ class Anytime(FactorTest):
                     **self.labels(where, change_text(factor, change), "nats/token"),
                     "missing": missing,
                     "n": len(values),
-                    "method": "confidence sequence of the mean",
+                    "method": "confidence sequence of the center of symmetry",
                     "bad": count_bad(runs),
                     "runs": len(runs),
                 }
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         lines = [
-            f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number "
-            "of seeds (a confidence sequence), so that seeds may be added until it is decided"
+            "estimate: typical difference over n seeds (the median of the means of all pairs), with a "
+            f"{LEVEL:.0%} interval that holds at every number of seeds (a confidence sequence), so that seeds may be "
+            "added until it is decided"
         ]
         # Cells with several learning rates have neither an estimate nor p.
         if any(p is not None for p in values_of(rows, "p")):
@@ -68,16 +70,11 @@ class Anytime(FactorTest):
 
 
 def _estimates(values: Sequence[float]) -> TestRow:
-    """Return the mean of the differences of two seeds or more, its interval, if it has ends, and p."""
-    n = len(values)
-    mean = math.fsum(values) / n
-    low, high = mean_sequence(values, 1 - LEVEL)
-    # Equal differences have no deviation by which the mean could be measured.
-    deviation = stdev(values)
-    p = float(mean == 0)
-    if deviation:
-        p = min(1.0, level_of(n, abs(mean) / deviation))
-    row: TestRow = {"estimate": mean, "p": p}
-    if math.isfinite(low):
-        row |= {"low": low, "high": high}
+    """Return the typical difference of two seeds or more, its interval, if it has ends, and p."""
+    low, high = typical_sequence(values, 1 - LEVEL)
+    p = min(1.0, math.exp(-log_wealth(np.array(values), 0.0)[-1]))
+    row: TestRow = {"estimate": typical_value(values), "p": p}
+    for name, bound in (("low", low), ("high", high)):
+        if math.isfinite(bound):
+            row[name] = bound
     return row

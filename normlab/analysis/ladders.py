@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.special import stdtrit
 
 from normlab.analysis.cells import Cell, mean
 from normlab.analysis.comparability import SIZE_OPTIONS
 from normlab.analysis.contrasts import Key
 from normlab.analysis.factors import label
-from normlab.analysis.intervals import Replicate, design_of
+from normlab.analysis.intervals import LEVEL, Replicate, design_of
+from normlab.analysis.learning_rates import best_lr
 from normlab.analysis.scaling_laws import Ladder, Laws, fit_laws
 from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
@@ -48,17 +50,17 @@ class SizedArm:
 
     @cached_property
     def runs(self) -> list[RunRecord]:
-        """The runs at the best learning rates, also of sizes at which none has learned."""
+        """The runs at the learning rates of the law, also of sizes at which none has learned."""
         runs: list[RunRecord] = []
         for cell in (*self.cells.values(), *self.unlearned):
-            runs += cell.runs_at(cell.best_lr)
+            runs += cell.runs_at(rate_of(cell))
         return runs
 
     def losses_at(self, size: Key) -> dict[Replicate, float]:
-        """Return the loss of each seed of which every run has learned, at the best learning rate."""
+        """Return the loss of each seed of which every run has learned, at the learning rate of the law."""
         cell = self.cells[size]
-        losses = dict(cell.final.losses)
-        for run in cell.runs_at(cell.best_lr):
+        losses = dict(cell.final_at(rate_of(cell)).losses)
+        for run in cell.runs_at(rate_of(cell)):
             if not run.has_learned:
                 losses.pop(run.replicate, None)
         return losses
@@ -67,7 +69,7 @@ class SizedArm:
         """Return the FLOPs of training a run of a size that has learned."""
         cell = self.cells[size]
         flops: list[float] = []
-        for run in cell.runs_at(cell.best_lr):
+        for run in cell.runs_at(rate_of(cell)):
             if run.has_learned:
                 flops.append(run.run.flops_per_token * run.status.tokens)
         return mean(flops) or 0.0
@@ -79,6 +81,64 @@ class SizedArm:
             if arm.levels == wanted:
                 return arm
         return None
+
+
+def rate_of(cell: Cell) -> float | None:
+    """Return the learning rate of a cell in a law: the one with the most seeds, and of several such the best.
+
+    A ladder whose rates are transferred from its smallest size trains most seeds at these, and a few at others, which
+    check them. The lowest of such losses is that of a rate with one lucky seed.
+    """
+    counts = {lr: len(losses) for lr, losses in cell.losses.items()}
+    most = max(counts.values(), default=0)
+    return best_lr({lr: cell.ranking[lr] for lr, count in counts.items() if count == most})
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How much lower the loss of a size is at a learning rate that checks the one of the law."""
+
+    arm: SizedArm
+    size: Key
+    lr: float
+    """The rate with the lowest loss of those that check."""
+    n: int
+    """The seeds that both rates have."""
+    value: float
+    """The mean over these of the loss at the law's rate minus that at the other one, nats/token."""
+    half: float | None
+    """Half of its interval, corrected for the number of rates; None without noise."""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the law's rate is worse than another one by more than the noise."""
+        return self.half is not None and self.value > self.half
+
+
+def regrets_of(arms: Sequence[SizedArm], ladder: Ladder) -> list[Regret]:
+    """Return the regret of each size whose learning rate is checked by rates with fewer seeds."""
+    regrets: list[Regret] = []
+    for arm, variance, freedom in zip(arms, ladder.variances_G, ladder.freedom_of_variance_G, strict=True):
+        for size, cell in arm.cells.items():
+            law_losses = arm.losses_at(size)
+            checks: list[Regret] = []
+            for lr, losses in cell.losses.items():
+                differences: list[float] = []
+                for seed in law_losses.keys() & losses.keys():
+                    differences.append(law_losses[seed] - losses[seed])
+                value = mean(differences)
+                # A rate with as many seeds is no check, but another one of a grid, whose best has been chosen.
+                if value is not None and len(losses) < len(cell.losses[rate_of(cell) or lr]):
+                    checks.append(Regret(arm, size, lr, len(differences), value, None))
+            if not checks:
+                continue
+            worst = max(checks, key=lambda regret: regret.value)
+            half = None
+            if ladder.has_noise:
+                quantile = float(stdtrit(freedom, 1 - (1 - LEVEL) / 2 / len(checks)))
+                half = quantile * math.sqrt(2 * variance / worst.n)
+            regrets.append(replace(worst, half=half))
+    return regrets
 
 
 def arms_of(cells: Iterable[Cell]) -> list[SizedArm]:
@@ -93,7 +153,7 @@ def arms_of(cells: Iterable[Cell]) -> list[SizedArm]:
             else:
                 levels[option] = level
         arm = arms.setdefault(tuple(levels.values()), SizedArm(levels, list(size), {}, []))
-        if any(run.has_learned for run in cell.runs_at(cell.best_lr)):
+        if any(run.has_learned for run in cell.runs_at(rate_of(cell))):
             arm.cells[tuple(size.values())] = cell
         else:
             arm.unlearned.append(cell)
@@ -142,6 +202,8 @@ class FittedArms:
     """Arms with fewer than `FEWEST_SIZES`."""
     undetermined: list[SizedArm]
     """Arms whose losses determine no law."""
+    regrets: list[Regret]
+    """Of all sizes whose learning rate is checked; a void one is of a size that no law has."""
 
 
 def fit_arms(cells: Iterable[Cell]) -> FittedArms:
@@ -150,9 +212,14 @@ def fit_arms(cells: Iterable[Cell]) -> FittedArms:
     Raises:
         ConfigError: No arm has enough sizes, the losses of none determine a law, or seeds are crossed.
     """
+    all_arms = arms_of(cells)
+    regrets = regrets_of(all_arms, ladder_of(all_arms))
+    for regret in regrets:
+        if regret.is_void:
+            del regret.arm.cells[regret.size]
     arms: list[SizedArm] = []
     too_few: list[SizedArm] = []
-    for arm in arms_of(cells):
+    for arm in all_arms:
         if len(arm.cells) >= FEWEST_SIZES:
             arms.append(arm)
         else:
@@ -166,7 +233,7 @@ def fit_arms(cells: Iterable[Cell]) -> FittedArms:
     while arms:
         laws = fit_laws(ladder_of(arms))
         if all(laws.is_determined_G):
-            return FittedArms(arms, laws, too_few, undetermined)
+            return FittedArms(arms, laws, too_few, undetermined, regrets)
         # An arm without a law must not change the E of the others.
         determined: list[SizedArm] = []
         for arm, is_determined in zip(arms, laws.is_determined_G, strict=True):

@@ -87,6 +87,11 @@ class Ladder:
         pooled = squares_G.sum() / max(self.freedom_G.sum(), 1.0)
         return np.where(self.freedom_G > 0, squares_G / np.maximum(self.freedom_G, 1), pooled)
 
+    @cached_property
+    def freedom_of_variance_G(self) -> Array:
+        """The degrees of freedom of `variances_G`."""
+        return np.where(self.freedom_G > 0, self.freedom_G, self.freedom_G.sum())
+
     @property
     def has_noise(self) -> bool:
         """Whether the seeds of every arm differ, so that there are intervals."""
@@ -202,8 +207,8 @@ class Laws:
         if not ladder.has_noise:
             return bool(fall > 0)
         deviation = self.spread * np.sqrt(ladder.variances_G[arm] * (1 / ladder.counts_GK[arm, ends]).sum())
-        freedom = ladder.freedom_G[arm] or ladder.freedom_G.sum()
-        return bool(fall > deviation * stdtrit(freedom, (1 + LEVEL) / 2))
+        quantile = stdtrit(ladder.freedom_of_variance_G[arm], (1 + LEVEL) / 2)
+        return bool(fall > deviation * quantile)
 
     def _each(self, read: Callable[[Array], Array]) -> list[Estimated]:
         """Return what `read` takes from parameters (..., P), for each of its columns."""
@@ -312,7 +317,7 @@ def draw_means(ladder: Ladder, generator: np.random.Generator, draws: int) -> Ar
     rho = ladder.correlation
     seeds_DGKS = np.sqrt(rho) * shared_DKS[:, None] + np.sqrt(1 - rho) * own_DGKS
     means_DGK = (seeds_DGKS * has_loss_GKS).sum(3) / np.maximum(ladder.counts_GK, 1)
-    # The variance is an estimate: that of an arm with single seeds is the pooled one, with the freedom of all arms.
-    freedom_G = np.where(ladder.freedom_G > 0, ladder.freedom_G, ladder.freedom_G.sum())
+    # The variance is an estimate, too.
+    freedom_G = ladder.freedom_of_variance_G
     chi_squared_DG = generator.chisquare(freedom_G, size=(draws, len(freedom_G)))
     return means_DGK * np.sqrt(ladder.variances_G * freedom_G / chi_squared_DG)[:, :, None]

@@ -245,7 +245,7 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
 
 def _scaling(layout: FigureLayout) -> Figure:
     """Return the figure of the losses over the compute of training, with the laws of `--test scaling`."""
-    from normlab.analysis.ladders import arms_of, fit_arms
+    from normlab.analysis.ladders import arms_of, fit_arms, rate_of
 
     reason = reason_cells_not_comparable(layout.cells)
     if reason:
@@ -259,7 +259,7 @@ def _scaling(layout: FigureLayout) -> Figure:
         drawn: list[Point] = []
         for arm in arms_of(members):
             for size, cell in arm.cells.items():
-                drawn.append(loss_point(cell, cell.best_lr, arm.compute_at(size)))
+                drawn.append(loss_point(cell, rate_of(cell), arm.compute_at(size)))
         return sorted(drawn, key=lambda point: point.x)
 
     def law(members: Sequence[Cell]) -> list[Point]:

@@ -233,6 +233,48 @@ def test_an_arm_whose_losses_do_not_fall_has_no_law(make_ladder):
     assert not any("multiplier" in note or "baseline" in note for note in TESTS["scaling"].notes(rows))
 
 
+def checked_rows(make_ladder, make_run, tmp_path, gains):
+    """Return the rows of a ladder with a second rate of one seed at each size, whose loss is lower by the gains."""
+    table = make_ladder(seeds=SEEDS)
+    law_losses = {
+        cell.levels["model.width"]: cell.final.losses for cell in table.cells if cell.levels["norm"] == "rmsnorm"
+    }
+    for width, gain in gains.items():
+        loss = law_losses[width][0, 0] - gain
+        config = {
+            "norm": {"name": "rmsnorm"}, "placement": {"name": "pre"}, "model": {"width": width},
+            "train": {"tokens_per_parameter": 20.0, "steps": width * width}, "seed": 0, "data": {"seed": 0},
+            "optim": {"lr": 0.02},
+        }  # fmt: skip
+        make_run(f"check-{width}", run={"config": config, "flops_per_token": 6.0 * width**2},
+                 status={"val_loss": loss, "best_val_loss": loss, "tokens": 1e3 * width**2})  # fmt: skip
+    checked = summarize_by(tmp_path)
+    return run_test("scaling", table.cells, table.factors), run_test("scaling", checked.cells, checked.factors)
+
+
+def test_a_rate_with_one_seed_checks_that_of_the_law(make_ladder, make_run, tmp_path):
+    """It is lower by chance, and changes no law; the lowest loss of a cell would be that of one seed."""
+    without, rows = checked_rows(make_ladder, make_run, tmp_path, {48: -0.1, 96: 0.005})
+    regrets = {row["contrast"]: row for row in rows if row["contrast"].startswith("regret")}
+    assert [*regrets] == ["regret: RMSNorm, width 48", "regret: RMSNorm, width 96"]
+    row = regrets["regret: RMSNorm, width 96"]
+    assert (row["estimate"], row["n"], row["lr"]) == (pytest.approx(0.005), 1, 0.02)
+    assert row["low"] < 0 < row["high"]
+    estimates = [row["estimate"] for row in rows if row not in regrets.values()]
+    assert estimates == [row["estimate"] for row in without]
+    [note] = [note for note in TESTS["scaling"].notes(rows) if note.startswith("regret: ")]
+    assert "the one with the most seeds" in note
+
+
+def test_a_size_with_a_wrong_rate_is_in_no_law(make_ladder, make_run, tmp_path):
+    _, rows = checked_rows(make_ladder, make_run, tmp_path, {64: 0.3})
+    contrasts = [row["contrast"] for row in rows]
+    assert "regret, void: RMSNorm, width 64" in contrasts
+    assert not any(text.startswith("multiplier, width 64") for text in contrasts)
+    [row] = [row for row in rows if row["contrast"] == "exponent: RMSNorm"]
+    assert row["n"] == 12
+
+
 def test_losses_of_which_none_fall_are_an_error(make_ladder):
     table = make_ladder(flat=["layernorm", "rmsnorm"])
     for command in (lambda: run_test("scaling", table.cells, table.factors), lambda: make_figure("scaling", table)):

@@ -30,7 +30,7 @@ BEYOND = 10, 100
 """The multiples of the compute of an arm's largest size for which a multiplier is forecast."""
 FORMATS = {"exponent": ".3f", "nats/token": ".4f", "ratio": "#.3g"}
 """The format of an estimate by its unit."""
-FORECAST_ERROR, MULTIPLIER = "seen - forecast", "multiplier"
+FORECAST_ERROR, MULTIPLIER, REGRET, VOID_REGRET = "seen - forecast", "multiplier", "regret", "regret, void"
 """The names of what rows estimate, by which notes know that a table has them."""
 
 
@@ -50,7 +50,7 @@ class Scaling(FactorTest):
             return
         # Imported here, because every `normlab summarize --test` imports this file, and these import numpy and scipy.
         from normlab.analysis.ladders import FEWEST_SIZES, fit_arms
-        from normlab.analysis.scaling_laws import forecast_errors
+        from normlab.analysis.scaling_laws import Estimated, forecast_errors
 
         for factor in question.over:
             if factor.option in SIZE_OPTIONS:
@@ -72,6 +72,14 @@ class Scaling(FactorTest):
         for factor in question.compared_factors:
             if factor.option not in SIZE_OPTIONS:
                 yield from self._multipliers(arms, fitted.laws, factor, question.baselines[factor.option])
+        for regret in fitted.regrets:
+            name = VOID_REGRET if regret.is_void else REGRET
+            contrast = f"{name}: {regret.arm.label}, {regret.arm.label_of_size(regret.size)}"
+            estimate = Estimated(regret.value, None, None, None)
+            if regret.half is not None:
+                estimate = Estimated(regret.value, regret.value - regret.half, regret.value + regret.half, None)
+            row = self._row("", contrast, "nats/token", [regret.arm], estimate)
+            yield row | {"n": regret.n, "lr": regret.lr}
         reasons = {
             f"fewer than {FEWEST_SIZES} sizes at which runs have learned": fitted.too_few,
             "no law: the losses fall too little, or not as a law": fitted.undetermined,
@@ -140,7 +148,7 @@ class Scaling(FactorTest):
             e = f"an E for each arm, since an F test rejects a shared one (p < {REJECTED:g})"
         lines = [
             "laws: loss = E + A C^-exponent, with the FLOPs of training C, fitted to the n runs that have learned at "
-            f"the best learning rate of each cell; {e}",
+            f"the learning rate of each cell with the most seeds, or the best of several; {e}",
         ]
         contrasts = values_of(rows, "contrast")
         has_multipliers = any(text.startswith(MULTIPLIER) for text in contrasts)
@@ -153,6 +161,11 @@ class Scaling(FactorTest):
             lines.append(
                 f"{FORECAST_ERROR}: the loss at the largest size minus that of laws fitted to the other sizes; the "
                 "forecast was right within its interval where that holds 0"
+            )
+        if any(text.startswith(REGRET) for text in contrasts):
+            lines.append(
+                f"{REGRET}: the loss at the learning rate of the law, the one with the most seeds, minus the lowest at "
+                f"the rates with fewer; {VOID_REGRET}: more than its noise, and no law has this size"
             )
         if fit["p_form"] is not None and fit["p_form"] < REJECTED:
             p = format_p(fit["p_form"])

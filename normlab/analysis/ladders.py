@@ -42,8 +42,11 @@ class SizedArm:
 
     def label_without(self, option: str) -> str:
         """Return the label without one of the options; empty if there is no other."""
-        others = {other: level for other, level in self.levels.items() if other != option}
-        return label(others, others.values()) if others else ""
+        levels = dict(self.levels)
+        levels.pop(option, None)
+        if not levels:
+            return ""
+        return label(levels, levels.values())
 
     def label_of_size(self, size: Key) -> str:
         return label(self.size_options, size)

@@ -295,13 +295,13 @@ def fit_laws(ladder: Ladder) -> Laws:
     for has_own_e in (False, True):
         [theta_P], [squares] = fit(ladder.means_GK[None], ladder.x_GK, ladder.weights_GK, has_own_e)
         fits.append(Laws(ladder, has_own_e, theta_P, float(squares)))
-    shared, own = fits
+    with_shared_e, with_own_e = fits
     if ladder.arms == 1 or not ladder.has_noise:
-        return shared
-    gain = max(0.0, shared.squares - own.squares) / (ladder.arms - 1)
+        return with_shared_e
+    gain = max(0.0, with_shared_e.squares - with_own_e.squares) / (ladder.arms - 1)
     if fdtrc(ladder.arms - 1, ladder.freedom_G.sum(), gain) < REJECTED:
-        return own
-    return shared
+        return with_own_e
+    return with_shared_e
 
 
 def draw_means(ladder: Ladder, generator: np.random.Generator, draws: int) -> Array:

@@ -137,7 +137,8 @@ def _check_key(key: str, norm: NormConfig, model: ModelConfig, present: list[str
     if site in OUTSIDE_BLOCKS:
         raise ConfigError(f"{setting}: {site} is not in the blocks; leave it out")
     selected_layers(site, norm.at[key], model.depth)
-    if all(split_key(other)[0] != site for other in norm.at if other != key):
+    sites_of_others = [split_key(at)[0] for at in norm.at if at != key]
+    if site not in sites_of_others:
         raise ConfigError(f"{setting}: selects blocks for no setting; add norm.at.{site}=NORM or one of its options")
 
 

@@ -66,8 +66,12 @@ class Collector:
         if calls > 1:
             site = f"{site}#{calls}"
         # Without gradient, so that a kept tensor keeps no graph of the operations before it.
-        kept = tuple(x.detach() if isinstance(x, Tensor) else x for x in tensors)
-        self.observations.append(Observation(kind, site, kept))
+        kept: list[Any] = []
+        for x in tensors:
+            if isinstance(x, Tensor):
+                x = x.detach()
+            kept.append(x)
+        self.observations.append(Observation(kind, site, tuple(kept)))
 
 
 _collector: Collector | None = None

@@ -52,6 +52,24 @@ class Figure:
     is_band: bool = False
     """Whether low and high are the range of the seeds, drawn as a band."""
 
+    @property
+    def has_laws(self) -> bool:
+        return any(line.law for line in lines_of(self.panels))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of figure."""
+
+    describe: Callable[[FigureLayout, ReadCache, str | None, str], Figure]
+    """Its description, from its layout, the records, a statistic and a moment."""
+    has_range: bool = False
+    """Whether it shows the range of the seeds, which runs without a final loss have, too."""
+    has_factor_axis: bool = False
+    """Whether its x axis is a factor."""
+    has_size_axis: bool = False
+    """Whether its x axis is the compute of all sizes, so that no option of the size needs a channel."""
+
 
 def make_figure(
     kind: str, table: CellsTable, *, statistic: str | None = None, moment: str = "last", **channels: Any
@@ -72,11 +90,10 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    if channels.get("x") is not None and kind != "factor":
+    if channels.get("x") is not None and not KINDS[kind].has_factor_axis:
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
     factors = table.factors
-    if kind == "scaling":
-        # Its x axis is the compute of all sizes.
+    if KINDS[kind].has_size_axis:
         factors = [factor for factor in factors if factor.option not in SIZE_OPTIONS]
     layout = layout_of(kind, table.cells, choose_channels(factors, runs_of(table.cells), **channels))
     cache = ReadCache()
@@ -104,10 +121,10 @@ def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> FigureLay
         NormlabError: No cell has a final loss, and the figure shows final losses.
     """
     # A curve or a profile needs no final loss.
-    shown = [cell for cell in cells if cell.losses or kind in WITH_RANGE]
+    shown = [cell for cell in cells if cell.losses or KINDS[kind].has_range]
     if not shown:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
-    if kind != "factor":
+    if not KINDS[kind].has_factor_axis:
         channels = channels.without_x()
     return FigureLayout(shown, channels)
 
@@ -116,15 +133,7 @@ def describe(
     kind: str, layout: FigureLayout, cache: ReadCache, statistic: str | None = None, moment: str = "last"
 ) -> Figure:
     """Return the description of a figure; arguments and errors as for `make_figure`."""
-    if kind == "loss":
-        return _losses(layout, cache, statistic or "val_loss")
-    if kind == "layers":
-        return _layers(layout, cache, statistic or "resid_rms", moment)
-    if kind == "factor":
-        return _factor(layout)
-    if kind == "scaling":
-        return _scaling(layout)
-    return _learning_rates(layout)
+    return KINDS[kind].describe(layout, cache, statistic, moment)
 
 
 # Captions
@@ -266,7 +275,7 @@ def _scaling(layout: FigureLayout) -> Figure:
         drawn: list[Point] = []
         # A line is one arm, since every other factor has a channel.
         [arm] = arms_of(members)
-        levels_of_fitted = [other.levels for other in fitted.arms]
+        levels_of_fitted = [fitted_arm.levels for fitted_arm in fitted.arms]
         if arm.levels not in levels_of_fitted:
             return drawn
         computes = [arm.compute_at(size) for size in arm.cells]
@@ -398,6 +407,13 @@ def _runs_at_best(cells: Sequence[Cell]) -> list[RunRecord]:
     return runs
 
 
-KINDS = ("loss", "lr", "factor", "layers", "scaling")
-WITH_RANGE = ("loss", "layers")
-"""The figures with the range of the seeds, which runs without a final loss have too."""
+KINDS = {
+    "loss": Kind(lambda layout, cache, statistic, _: _losses(layout, cache, statistic or "val_loss"), has_range=True),
+    "lr": Kind(lambda layout, *_: _learning_rates(layout)),
+    "factor": Kind(lambda layout, *_: _factor(layout), has_factor_axis=True),
+    "layers": Kind(
+        lambda layout, cache, statistic, moment: _layers(layout, cache, statistic or "resid_rms", moment),
+        has_range=True,
+    ),
+    "scaling": Kind(lambda layout, *_: _scaling(layout), has_size_axis=True),
+}

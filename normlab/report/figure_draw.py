@@ -126,11 +126,12 @@ def _literal(text: str) -> str:
 
 
 def _style(line: Line, figure: Figure) -> dict[str, Any]:
-    return {
-        "color": line.color,
-        "linestyle": _DASHES[line.style] if figure.is_connected else "none",
-        "marker": None if figure.is_band else _MARKERS[line.style],
-    }
+    style: dict[str, Any] = {"color": line.color, "linestyle": "none", "marker": None}
+    if figure.is_connected:
+        style["linestyle"] = _DASHES[line.style]
+    if not figure.is_band:
+        style["marker"] = _MARKERS[line.style]
+    return style
 
 
 def _set_x_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
@@ -216,8 +217,8 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
 
 def _shifted(figure: Figure, x: float, position: float) -> float:
     """Return the x of a point of a line, a little aside, so that intervals do not cover each other."""
-    # A band has no intervals, and points of a law stand beside its line, not beside each other.
-    if figure.is_band or figure.kind == "scaling":
+    # A band has no intervals, and a point of a law belongs beside its line.
+    if figure.is_band or figure.has_laws:
         return x
     if figure.x.is_log:
         return x * (figure.x.high / figure.x.low) ** (0.01 * position)

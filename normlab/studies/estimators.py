@@ -260,9 +260,9 @@ def _difference(share: Estimate, subtracted: Estimate) -> Estimate:
 # Contrasts with a name
 
 
-def difference(arm: str, other: str, measure: Measure = FINAL_LOSS) -> Contrast:
-    """Return the estimator of a paired difference: `arm` minus `other`."""
-    return Contrast({arm: 1.0, other: -1.0}, measure)
+def difference(arm: str, baseline: str, measure: Measure = FINAL_LOSS) -> Contrast:
+    """Return the estimator of a paired difference: `arm` minus `baseline`."""
+    return Contrast({arm: 1.0, baseline: -1.0}, measure)
 
 
 def interaction(a: str, b: str, c: str, d: str, measure: Measure = FINAL_LOSS) -> Contrast:

@@ -141,18 +141,26 @@ def _step(
     clip: float | Tensor | None = config.optim.clip
     if len(runs) > 1 and clip is not None:
         clip = torch.tensor([run.config.optim.clip for run in runs], dtype=torch.float32, device=device)
+    # Parts that only some runs have.
+    project = average = loss_scale = None
+    if projects(config.placement):
+        project = config.placement.project
+    if config.eval.ema is not None:
+        average = WeightAverage(runner.params, config.eval.ema)
+    if settings.precision == "fp16":
+        loss_scale = LossScale(device)
     return Step(
         runner,
         optimizer,
         accumulation=config.micro_batches,
         clip=clip,
         autocast=settings.autocast(),
-        project=config.placement.project if projects(config.placement) else None,
+        project=project,
         measure=schedule.measure,
         ranks=ranks,
-        average=None if config.eval.ema is None else WeightAverage(runner.params, config.eval.ema),
+        average=average,
         qk_clip=config.optim.qk_clip,
-        loss_scale=LossScale(device) if settings.precision == "fp16" else None,
+        loss_scale=loss_scale,
     )
 
 

@@ -176,6 +176,9 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     deterministic = config.deterministic
     if deterministic is None:
         deterministic = not on_gpu
+    device_name, device_uuid = device, None
+    if gpu is not None:
+        device_name, device_uuid = gpu.name, gpu.uuid
     return RuntimeSettings(
         device=device,
         precision=precision,
@@ -183,8 +186,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         graph=resolve_graph(config, work),
         deterministic=deterministic,
         init=config.init_rule,
-        device_name=gpu.name if gpu else device,
-        device_uuid=gpu.uuid if gpu else None,
+        device_name=device_name,
+        device_uuid=device_uuid,
         devices=config.devices,
         threads=num_threads(),
         wait_policy=wait_policy(),

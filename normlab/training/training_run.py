@@ -152,11 +152,12 @@ class TrainingRun:
 
     def meta(self) -> dict[str, Any]:
         """Return the content of meta.json of a checkpoint, but for the length of the record."""
-        return {
-            "progress": asdict(self.progress),
-            "last_finite": None if self.last_finite is None else asdict(self.last_finite),
-            "diverged": None if self.diverged is None else asdict(self.diverged),
-        }
+        meta: dict[str, Any] = {"progress": asdict(self.progress), "last_finite": None, "diverged": None}
+        if self.last_finite is not None:
+            meta["last_finite"] = asdict(self.last_finite)
+        if self.diverged is not None:
+            meta["diverged"] = asdict(self.diverged)
+        return meta
 
     def use_recorded(self) -> None:
         """Go back to the progress that the record has: after an error, the loop may be ahead of it."""

@@ -97,12 +97,12 @@ class WithSites(ast.NodeTransformer):
             return set()
         name = _assigned(statement)
         sub_layers: set[str] = set()
-        for other in later:
-            for node in ast.walk(other.value):
+        for later_statement in later:
+            for node in ast.walk(later_statement.value):
                 if isinstance(node, ast.Call) and _is_call(node, FIRST_PARTS):
                     if name in _names_outside_norms(node.args[0]):
                         sub_layers.add(self._function(node))
-            if _assigned(other) == name:
+            if _assigned(later_statement) == name:
                 break
         return sub_layers
 

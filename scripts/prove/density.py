@@ -6,7 +6,9 @@
 A room is a folder directly in FOLDER; `.` are the files beside the rooms. Counted are conditional expressions
 (`a if c else b`), comprehensions (of lists, sets and dictionaries, and generator expressions), assignments inside an
 expression (`:=`), and lines that hold only a comment. Below the table stand the functions of more than 60 lines, from
-`def` to their last line, with their docstring. Aims: `CONTRIBUTING.md`.
+`def` to their last line, with their docstring, and the statements to write out as an `if`: a conditional expression
+inside a comprehension, two of them in one statement, and `:=` inside a condition with another operator. Aims:
+`CONTRIBUTING.md`.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FUNCTION = 60
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SIMPLE_STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr, ast.Raise, ast.Assert)
 COLUMNS = ("conditional", "comprehension", "walrus", "comment")
 
 
@@ -33,6 +36,8 @@ class Room:
     """The number of each of `COLUMNS`."""
     long_functions: list[tuple[int, str]] = field(default_factory=list)
     """Length in lines, and `file:line name`."""
+    packed: list[str] = field(default_factory=list)
+    """The statements to write out: `file:line what`."""
 
     def add_file(self, path: Path, folder: Path) -> None:
         """Add what a file of a folder holds.
@@ -61,17 +66,35 @@ class Room:
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
                     self.long_functions.append((length, f"{path.relative_to(folder)}:{node.lineno} {node.name}"))
+            what = packed_statement(node)
+            if what:
+                self.packed.append(f"{path.relative_to(folder)}:{node.lineno} {what}")  # pyright: ignore[reportAttributeAccessIssue]
 
     def add_room(self, room: "Room") -> None:
         self.files += room.files
         self.lines += room.lines
         self.counts += room.counts
         self.long_functions += room.long_functions
+        self.packed += room.packed
 
     def row(self, name: str) -> str:
         """Return the line of the table: name, files, lines, and each count per 1,000 lines."""
         rates = "".join(f"{1000 * self.counts[column] / max(self.lines, 1):15.1f}" for column in COLUMNS)
         return f"{name:16}{self.files:6}{self.lines:8}{rates}{len(self.long_functions):8}"
+
+
+def packed_statement(node: ast.AST) -> str:
+    """Return what of a statement or an expression should be written out; empty if nothing."""
+    inside = list(ast.walk(node))
+    conditionals = sum(isinstance(part, ast.IfExp) for part in inside)
+    if isinstance(node, COMPREHENSIONS) and conditionals:
+        return "conditional inside a comprehension"
+    if isinstance(node, SIMPLE_STATEMENTS) and conditionals > 1:
+        return "several conditionals in a statement"
+    if isinstance(node, ast.BoolOp | ast.Compare):
+        if any(isinstance(part, ast.NamedExpr) for part in inside):
+            return "assignment inside a condition with another operator"
+    return ""
 
 
 def read_rooms(folder: Path) -> dict[str, Room]:
@@ -109,6 +132,8 @@ def main() -> int:
     print(total.row("all"))
     for length, name in sorted(total.long_functions, reverse=True):
         print(f"{length:4} lines  {name}")
+    for place in total.packed:
+        print(f"write out   {place}")
     return 0
 
 

@@ -47,8 +47,11 @@ def arm(block: str, depth: int, site: str = "", norm: str = "none") -> str:
     """Return the conditions of a block with another norm at a site, and with RMSNorm at each other one."""
     _, overrides = BLOCKS[block]
     conditions = [*overrides.split(), f"model.depth={depth}"]
-    for each in LEFT_OUT[block]:
-        conditions.append(f"norm.at.{each}={norm if each == site else 'rmsnorm'}")
+    for optional_site in LEFT_OUT[block]:
+        norm_there = "rmsnorm"
+        if optional_site == site:
+            norm_there = norm
+        conditions.append(f"norm.at.{optional_site}={norm_there}")
     return ",".join(conditions)
 
 

@@ -74,7 +74,7 @@ def equal_loss_claims() -> list[Claim]:
 
 def alike_claims() -> list[Claim]:
     claims: list[Claim] = []
-    for name, title, streams, other_title, other in (
+    for name, title, streams, baseline_title, baseline in (
         ("sinkhorn_none", "mHC", SINKHORN, "iHC, which do not mix", IHC),
         ("permutations_none", "mHC-lite", PERMUTATIONS, "iHC, which do not mix", IHC),
         ("kronecker_none", "KromHC", KRONECKER, "iHC, which do not mix", IHC),
@@ -84,8 +84,8 @@ def alike_claims() -> list[Claim]:
             Claim(
                 f"alike_{name}",
                 f"After 200 steps the streams of {title} are more alike in the last block than those of "
-                f"{other_title}, at depth {DEEP}.",
-                difference(arm(streams, DEEP), arm(other, DEEP), ALIKE),
+                f"{baseline_title}, at depth {DEEP}.",
+                difference(arm(streams, DEEP), arm(baseline, DEEP), ALIKE),
                 AtLeast(0.0),
                 ALIKE_SOURCE,
             )

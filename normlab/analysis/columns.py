@@ -10,6 +10,19 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item")
 
 
+class Definition(str):
+    """A note below a table that explains a word, as `word: what it is`.
+
+    No table leaves out the other notes: units, and what one must know of these runs.
+    """
+
+    __slots__ = ()
+
+    @property
+    def word(self) -> str:
+        return self.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
     """A column of a table with a row for each item: by its key in JSON and CSV, by its title in a text."""

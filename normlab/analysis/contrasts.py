@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normlab.analysis.cells import Cell, reason_cells_not_comparable
+from normlab.analysis.columns import Definition
 from normlab.analysis.intervals import LEVEL, Replicate, design_of
 from normlab.analysis.paired_tests import PairedTest, paired_test
 from normlab.store.record import Setting
@@ -80,14 +81,14 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
     return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
 
 
-def compare_cells(cell: Cell, other: Cell, pool: Pool | None = None) -> PairedTest | None:
-    """Test loss(cell) - loss(other), paired by replicate.
+def compare_cells(cell: Cell, baseline: Cell, pool: Pool | None = None) -> PairedTest | None:
+    """Test loss(cell) - loss(baseline), paired by replicate.
 
     Return None if there is no pair, or if the cells must not be compared.
     """
-    if reason_cells_not_comparable([cell, other]):
+    if reason_cells_not_comparable([cell, baseline]):
         return None
-    return contrast([(cell, 1.0), (other, -1.0)], pool)
+    return contrast([(cell, 1.0), (baseline, -1.0)], pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,12 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
     """Return the definition of `POOLED` if one of the methods is such a test."""
     if not any(method.startswith(POOLED) for method in methods):
         return []
-    return [
+    pooled = (
         "pooled t: the residual variance, after the means of cells and seeds, is pooled over the cells without a bad "
         f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}), as it seldom does with "
         "few seeds"
-    ]
+    )
+    return [Definition(pooled)]
 
 
 def fisher_p(count: int, n: int, other_count: int, other_n: int) -> float:

@@ -31,6 +31,7 @@ Over = Annotated[
     str | None, Option(metavar="OPTIONS", help="The factors of --test. Default: every one, or every pair.")
 ]
 Columns = Annotated[str | None, Option(metavar="COLUMNS", help="Columns to show besides the factors.")]
+Notes = Annotated[bool, Option("--notes", help="Explain the words of the table.")]
 
 
 class _Command(TyperCommand):
@@ -65,6 +66,7 @@ def summarize(
     test: Test = None,
     over: Over = None,
     columns: Columns = None,
+    notes: Notes = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print outcome, losses and speed of each cell of a sweep, or of each run.
@@ -84,10 +86,12 @@ def summarize(
     options = {"--by": by, "--against": against, "--target": target, "--columns": columns, "--test": test}
     set_options = [name for name, value in options.items() if value is not None]
     _reject_unused(set_options, over, test, runs=runs)
+    if notes and format in ("json", "csv"):
+        raise ConfigError(f"--notes: has no effect with --format {format}; leave out one or the other")
     selection = select_runs(paths or (), results_dir)
     # Only a sweep has cells by itself; an option about cells makes them of any runs.
     if runs or not (set_options or selection.name):
-        _print_runs(selection, where or (), format)
+        _print_runs(selection, where or (), format, has_definitions=notes)
         return
     from normlab.analysis.table import summarize_by
 
@@ -97,11 +101,11 @@ def summarize(
         from normlab.report.tests_table import render_tests
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against)
-        text = render_tests(TESTS[test], rows, format)
+        text = render_tests(TESTS[test], rows, format, has_definitions=notes)
     else:
         from normlab.report.cells_table import render_cells
 
-        text = render_cells(table, format, split_names(columns) or ())
+        text = render_cells(table, format, split_names(columns) or (), has_definitions=notes)
     echo(text, keep="\n")
     for warning in table.warnings:
         warn(warning)
@@ -119,11 +123,11 @@ def _reject_unused(set_options: Sequence[str], over: str | None, test: str | Non
         raise ConfigError(f"{', '.join(unused)}: has no effect with --test; leave out one or the other")
 
 
-def _print_runs(selection: Selection, where: Sequence[str], format: str) -> None:
+def _print_runs(selection: Selection, where: Sequence[str], format: str, *, has_definitions: bool) -> None:
     """Print a row for each run."""
     from normlab.report.runs_table import comparability_warnings, render_runs
     from normlab.report.runs_table import summarize as rows_of
 
-    echo(render_runs(rows_of(selection, where), format), keep="\n")
+    echo(render_runs(rows_of(selection, where), format, has_definitions=has_definitions), keep="\n")
     for warning in comparability_warnings(selection, where):
         warn(warning)

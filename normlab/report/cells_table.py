@@ -6,7 +6,7 @@ JSON and CSV have every value, not rounded. A text has few columns (`cell_column
 from collections.abc import Iterable, Sequence
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.columns import Column
+from normlab.analysis.columns import Column, Definition
 from normlab.analysis.comparability import MAX_VALUES
 from normlab.analysis.contrasts import POOLED, pool_notes
 from normlab.analysis.factors import level_title, option_name
@@ -18,10 +18,10 @@ from normlab.report.cell_columns import columns_of, design_of_cell, design_of_te
 from normlab.report.tables import TableRow, add_notes, render
 
 
-def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
+def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), *, has_definitions: bool = True) -> str:
     """Render the cells in one of `tables.FORMATS`, with the factors and some columns, such as `val_loss`.
 
-    JSON and CSV have every value, and every column by default.
+    JSON and CSV have every value, and every column by default. A table of lines may leave out the definitions.
 
     Raises:
         ConfigError: A column is unknown.
@@ -35,7 +35,7 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) ->
     # A paper has the names of the factors, and not those of the options.
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    return add_notes(render(rows, format, fixed=table.by), lines, format)
+    return add_notes(render(rows, format, fixed=table.by), lines, format, has_definitions=has_definitions)
 
 
 def _chosen_values(rows: Sequence[TableRow], by: Sequence[str], columns: Sequence[str]) -> Sequence[TableRow]:
@@ -122,7 +122,7 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[TableRow]
 
 
 def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
-    """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
+    """Return the notes below the shown columns, by default those of `table_rows`."""
     cells = table.cells
     if shown is None:
         shown = (table_rows(table) or [{}])[0]
@@ -138,7 +138,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         lines += _comparison_notes(cells)
     for column in columns_of(table, is_text=True):
         if column.note and column.title in shown and any(map(column.text, cells)):
-            lines.append(column.note)
+            lines.append(Definition(column.note))
     return lines
 
 
@@ -180,10 +180,14 @@ def _comparison_notes(cells: Sequence[Cell]) -> list[str]:
         if len(pooled) == len(methods):
             method = "of a pooled t test"
     return [
-        "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
-        f"p: two-sided, {method}, or of an exact signed-rank test if a run of a pair diverged (a diverged "
-        f"run ranks worst); corrected by Holm's method for {counted(tests, 'comparison')}, of all "
-        "cells with their baselines",
+        Definition(
+            "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better"
+        ),
+        Definition(
+            f"p (Holm): two-sided, {method}, or of an exact signed-rank test if a run of a pair diverged (a diverged "
+            f"run ranks worst); corrected by Holm's method for {counted(tests, 'comparison')}, of all cells with their "
+            "baselines"
+        ),
         *pool_notes(methods),
     ]
 
@@ -207,10 +211,12 @@ def _design_notes(cells: Sequence[Cell]) -> list[str]:
             designs.append(design)
     crossed = [design for design in designs if design.crossed]
     if crossed:
-        notes.append(
+        crossing = (
             "n=a x b: a seeds crossed with b data seeds, two random effects: variance of the mean "
             "(MS_a + MS_b - MS_ab) / (ab), t with min(a, b) - 1 degrees of freedom"
         )
+        notes.append(Definition(crossing))
     if not all(design.complete for design in crossed):
-        notes.append("n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)")
+        incomplete = "n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)"
+        notes.append(Definition(incomplete))
     return notes

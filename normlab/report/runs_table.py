@@ -211,9 +211,11 @@ def summarize(
     return sorted(rows, key=_sort_key)
 
 
-def render_runs(rows: Sequence[TableRow], format: str = "table", width: int | None = None) -> str:
+def render_runs(
+    rows: Sequence[TableRow], format: str = "table", width: int | None = None, *, has_definitions: bool = True
+) -> str:
     """Render rows of `summarize` in one of `tables.FORMATS`."""
-    return render(rows, format, width, columns=COLUMNS)
+    return render(rows, format, width, columns=COLUMNS, has_definitions=has_definitions)
 
 
 def comparability_warnings(selection: Selection, where: Sequence[str] = ()) -> list[str]:

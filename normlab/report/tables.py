@@ -23,6 +23,7 @@ from normlab.report.text_table import (
     terminal_width,
     text_of,
     titles_of,
+    without_definitions,
 )
 from normlab.store.format import encode
 
@@ -52,6 +53,8 @@ def render(
     width: int | None = None,
     fixed: Collection[str] | None = None,
     columns: Sequence[Column[Any]] = COLUMNS,
+    *,
+    has_definitions: bool = True,
 ) -> str:
     """Return rows as text, without a newline at the end.
 
@@ -60,7 +63,8 @@ def render(
     someone else's.
 
     A table has lines of `width` characters, by default of the terminal's width, or 160 without a terminal. A narrow one
-    keeps the columns `fixed`, by default texts, and of runs the state and the loss.
+    keeps the columns `fixed`, by default texts, and of runs the state and the loss. It may leave out the definitions
+    of its columns.
 
     Raises:
         NormlabError: The format is unknown.
@@ -79,11 +83,18 @@ def render(
         return _markdown(columns, rows)
     if format == "latex":
         return _latex(columns, rows)
-    return render_table(columns, rows, width or terminal_width(), fixed)
+    return render_table(columns, rows, width or terminal_width(), fixed, has_definitions=has_definitions)
 
 
-def add_notes(table: str, notes: Sequence[str], format: str) -> str:
-    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+def add_notes(table: str, notes: Sequence[str], format: str, *, has_definitions: bool = True) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded.
+
+    A table of lines may leave out the definitions, and name the words that they explain.
+    """
+    if format == "table" and not has_definitions:
+        notes = without_definitions(notes)
+    if not notes:
+        return table
     notes = list(map(printable, notes))
     lines = [table]
     if format == "latex":

@@ -6,7 +6,7 @@ from normlab.analysis.factor_tests.base import FactorTest
 from normlab.report.tables import TableRow, add_notes, render
 
 
-def render_tests(test: FactorTest, rows: Sequence[TableRow], format: str) -> str:
+def render_tests(test: FactorTest, rows: Sequence[TableRow], format: str, *, has_definitions: bool = True) -> str:
     """Render the rows of a test in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
@@ -16,4 +16,5 @@ def render_tests(test: FactorTest, rows: Sequence[TableRow], format: str) -> str
         texts.append({column.title: column.text(row) for column in columns})
     # The settings in which cells differ are those of the table, and every row has them.
     notes = [*test.notes(rows), *rows[0]["resolved_differences"]]
-    return add_notes(render(texts, format, fixed=("where", "contrast")), notes, format)
+    text = render(texts, format, fixed=("where", "contrast"))
+    return add_notes(text, notes, format, has_definitions=has_definitions)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.analysis.columns import Column
+from normlab.analysis.columns import Column, Definition
 from normlab.base.errors import counted, printable
 
 TableRow = dict[str, Any]
@@ -76,11 +76,17 @@ class _TextColumn:
 
 
 def render_table(
-    columns: Sequence[Column[Any]], rows: Sequence[TableRow], width: int, fixed: Collection[str] | None = None
+    columns: Sequence[Column[Any]],
+    rows: Sequence[TableRow],
+    width: int,
+    fixed: Collection[str] | None = None,
+    *,
+    has_definitions: bool = True,
 ) -> str:
     """Render rows in lines of at most `width` characters (at least 56), with long texts folded.
 
-    If the table is too wide, columns are left out from the right, but those in `fixed`.
+    If the table is too wide, columns are left out from the right, but those in `fixed`. The definitions of columns may
+    be left out, too.
     """
     width = max(width, _MIN_WIDTH)
     # A single row is read down, because across it seldom fits.
@@ -98,13 +104,31 @@ def render_table(
     for row in rows:
         if row.get("note"):
             below.append(f"{text_of(columns[0], row)}: {printable(str(row['note']))}")
-    below += [column.column.note for column in text_columns]
+    for column in text_columns:
+        if column.column.note:
+            below.append(Definition(column.column.note))
     below.append(corpora_note(rows))
     if dropped:
         titles = ", ".join(column.title for column in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or JSON for all values)")
+    if not has_definitions:
+        below = without_definitions(below)
     parts = [fold_lines([above], width), _grid(text_columns), fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))
+
+
+def without_definitions(notes: Sequence[str]) -> list[str]:
+    """Return the notes that are no definitions, and a line that names the words of the definitions."""
+    words: list[str] = []
+    others: list[str] = []
+    for note in notes:
+        if isinstance(note, Definition):
+            words.append(note.word)
+        else:
+            others.append(note)
+    if words:
+        others.append(f"--notes explains: {', '.join(words)}")
+    return others
 
 
 def _render_row(columns: Sequence[Column[Any]], row: TableRow, width: int) -> str:

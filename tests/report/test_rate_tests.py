@@ -198,7 +198,7 @@ def test_no_interval_is_below_the_lowest_possible_number(
     assert low < 0
     found = rows("sensitivity", losses)["S: post-norm"]
     assert (found["low"], found["high"]) == (0.0, pytest.approx(high))
-    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "sensitivity")
+    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "sensitivity", "--notes")
     assert "[0.0000, " in out
     assert "its interval is cut at 0, the lowest possible S" in " ".join(out.split())
     shutil.rmtree(tmp_path / "runs")
@@ -207,5 +207,5 @@ def test_no_interval_is_below_the_lowest_possible_number(
     band = rows("range", losses)["band: post-norm"]
     assert (band["low"], band["n"]) == (1.0, 5)
     assert band["high"] > band["estimate"] > 1
-    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range")
+    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range", "--notes")
     assert "its interval is cut at 1, the lowest possible ratio" in " ".join(out.split())

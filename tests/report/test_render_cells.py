@@ -110,7 +110,7 @@ def test_flops_and_mfu_of_packs(make_run, summarize):
     for seed, speed in enumerate((1e4, 2e4)):
         status = {"tokens_per_s": speed, "pack": {"sweep": "s", "number": 0, "runs": ["aa0", "aa1"]}}
         make_run(f"aa{seed}", seed=seed, run=run, status=status)
-    text = summarize("--by", "norm", "--columns", "tok/s,tflop/s,mfu")
+    text = summarize("--by", "norm", "--columns", "tok/s,tflop/s,mfu", "--notes")
     assert all(part in text for part in ("15,000", "9.6 %", "TFLOP/s: of one run", "MFU: model FLOP/s of all runs"))
     default = summarize("--by", "norm", "--format", "markdown")
     assert ("TFLOP/s" in default, "| MFU |" in default) == (False, True)
@@ -213,8 +213,8 @@ OVER = {"interaction": "placement,warmup_steps", "trend": "depth", "counts": "wa
 
 def test_a_third_factor_is_explained_where_there_is_one(losses, summarize):
     for over, explained in (("placement,warmup_steps", False), ("placement,depth,warmup_steps", True)):
-        text = summarize(*BY, "--test", "interaction", "--over", over)
-        assert ("with a third factor" in text) == explained
+        text = summarize(*BY, "--test", "interaction", "--over", over, "--notes")
+        assert ("x (E - F) of a third factor: " in text) == explained
 
 
 @pytest.mark.few(1)
@@ -327,3 +327,27 @@ def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
     assert json.loads(summarize(*BY, "--test", "spread", "--format", "json"))[0]["test"] == "spread"
     assert "range, optimum, scaling, anytime or spread" in " ".join(summarize("--help").split())
     assert "spread, the range of the losses" in " ".join(summarize("--help").split())
+
+
+@pytest.mark.parametrize("command", [[], ["--test", "interaction", "--over", "placement,depth"], ["--runs"]])
+def test_a_table_names_the_words_that_its_notes_explain(losses, summarize, command):
+    by = [] if command == ["--runs"] else [*BY]
+    short = summarize(*by, *command).splitlines()
+    long = summarize(*by, *command, "--notes").splitlines()
+    [named] = [line for line in short if line.startswith("--notes explains: ")]
+    words = named.removeprefix("--notes explains: ").split(", ")
+    for word in words:
+        assert any(line.startswith(f"{word}: ") for line in long)
+        assert not any(line.startswith(f"{word}: ") for line in short)
+    # What is no definition stands in both.
+    assert set(short) - {named} <= set(long)
+    assert not any(line.startswith("--notes") for line in long)
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex"])
+def test_formats_for_papers_have_all_notes(losses, summarize, format):
+    arguments = [*BY, "--against", "placement=pre", "--format", format]
+    assert "vs baseline: " in summarize(*arguments)
+    assert summarize(*arguments) == summarize(*arguments, "--notes")
+    error = summarize(*BY, "--notes", "--format", "json", fails=True)
+    assert error.startswith("error: --notes: has no effect with --format json")

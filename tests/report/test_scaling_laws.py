@@ -296,7 +296,7 @@ def test_errors(make_ladder, make_run, tmp_path):
 
 def test_the_command(make_ladder, run_command, tmp_path):
     make_ladder()
-    code, out, _ = run_command("summarize", str(tmp_path), "--by", "norm,width", "--test", "scaling")
+    code, out, _ = run_command("summarize", str(tmp_path), "--by", "norm,width", "--test", "scaling", "--notes")
     assert code == 0
     text = " ".join(out.split())
     assert "with the FLOPs of training C, fitted to the n runs that have learned" in text

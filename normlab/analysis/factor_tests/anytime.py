@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from normlab.analysis.cells import count_bad
+from normlab.analysis.columns import Definition
 from normlab.analysis.contrasts import weighted_sums
 from normlab.analysis.factor_tests.base import (
-    BASELINE_NOTE,
     FactorTest,
     Question,
     TestRow,
+    baseline_note,
     change_text,
     holm_note,
     values_of,
@@ -65,8 +66,8 @@ class Anytime(FactorTest):
         ]
         # Cells with several learning rates have neither an estimate nor p.
         if any(p is not None for p in values_of(rows, "p")):
-            lines.append(f"p: likewise; {holm_note(rows)}")
-        return [*lines, BASELINE_NOTE]
+            lines.append(Definition(f"p: likewise; {holm_note(rows)}"))
+        return [*lines, baseline_note()]
 
 
 def _estimates(values: Sequence[float]) -> TestRow:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, ClassVar
 
 from normlab.analysis.cells import Cell, count_bad, reason_cells_not_comparable
-from normlab.analysis.columns import Column, format_p
+from normlab.analysis.columns import Column, Definition, format_p
 from normlab.analysis.contrasts import Key, Pool, contrast, pool_cells
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import Design
@@ -115,7 +115,9 @@ BAD: Column[TestRow] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}
 
 # Notes that several tests have
 
-BASELINE_NOTE = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
+
+def baseline_note(sign: str = "minus sign") -> Definition:
+    return Definition(f"{sign}: before the baseline, by default the first level of a factor; --against chooses another")
 
 
 def values_of(rows: Sequence[TestRow], key: str) -> list[Any]:
@@ -152,7 +154,7 @@ class FactorTest(ABC):
 
     @abstractmethod
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
-        """Return the definitions below the table of some rows, one a line."""
+        """Return the notes below the table of some rows: plain texts, and a `Definition` of each word."""
 
     def columns(self, rows: Sequence[TestRow]) -> list[Column[TestRow]]:
         """Return the columns of the table of some rows."""

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from normlab.analysis.cells import reason_cells_not_comparable
+from normlab.analysis.columns import Definition
 from normlab.analysis.contrasts import pool_notes, slope_weights
 from normlab.analysis.factor_tests.base import (
-    BASELINE_NOTE,
     FactorTest,
     Question,
     TestRow,
+    baseline_note,
     change_text,
     holm_note,
     values_of,
@@ -37,8 +38,8 @@ BAD_NOTE = (
 class ContrastTest(FactorTest):
     """A test whose estimates are contrasts of losses."""
 
-    definitions: ClassVar[Sequence[str]] = ()
-    """Notes on what the contrasts are."""
+    definitions: ClassVar[Sequence[Definition]] = ()
+    """What the contrasts are."""
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         units = ", ".join(dict.fromkeys(values_of(rows, "unit")))
@@ -47,11 +48,15 @@ class ContrastTest(FactorTest):
         at = "the best learning rate of each cell"
         if len(rates) == 1 and None not in rates:
             at = f"learning rate {format_setting(rates.pop())}"
-        interval = f"with its {LEVEL:.0%} interval over n seeds"
-        lines = [f"estimate: {units}, at {at}, {interval}; p: {holm_note(rows)}", *self.definitions]
+        lines: list[str] = [
+            f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds",
+            Definition(f"p: {holm_note(rows)}"),
+            *self.definitions,
+        ]
         if any(values_of(rows, "bad")):
             lines.append(BAD_NOTE)
-        return [*lines, f"tests: {_methods_text(rows)}", *pool_notes(filter(None, values_of(rows, "method")))]
+        methods = values_of(rows, "method")
+        return [*lines, Definition(f"tests: {_methods_text(rows)}"), *pool_notes(filter(None, methods))]
 
 
 def _methods_text(rows: Sequence[TestRow]) -> str:
@@ -74,15 +79,17 @@ class Interaction(ContrastTest):
     name = "interaction"
     summary = "the difference of differences over two factors or more"
     definitions = (
-        "(A - B) x (C - D): how much more C instead of D raises the loss of A than that of B (negative: less), "
-        "(loss(A, C) - loss(A, D)) - (loss(B, C) - loss(B, D))",
-        BASELINE_NOTE,
+        Definition(
+            "(A - B) x (C - D): how much more C instead of D raises the loss of A than that of B (negative: less), "
+            "(loss(A, C) - loss(A, D)) - (loss(B, C) - loss(B, D))"
+        ),
+        baseline_note(),
     )
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         lines = super().notes(rows)
         if any(contrast.count(") x (") > 1 for contrast in values_of(rows, "contrast")):
-            lines.append("with a third factor, x (E - F): this number in E minus that in F")
+            lines.append(Definition("x (E - F) of a third factor: this number in E minus that in F"))
         return lines
 
     def rows(self, question: Question) -> Iterator[TestRow]:

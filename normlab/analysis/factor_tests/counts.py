@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from normlab.analysis.cells import count_bad
-from normlab.analysis.columns import Column
+from normlab.analysis.columns import Column, Definition
 from normlab.analysis.contrasts import fisher_p
 from normlab.analysis.factor_tests.base import (
     BAD,
-    BASELINE_NOTE,
     CONTRAST,
     P_HOLM,
     WHERE,
@@ -15,6 +14,7 @@ from normlab.analysis.factor_tests.base import (
     P,
     Question,
     TestRow,
+    baseline_note,
     change_text,
     holm_note,
 )
@@ -55,7 +55,7 @@ class Counts(FactorTest):
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         return [
-            "bad: runs that diverged, are stuck or regressed, at all learning rates",
-            f"p: Fisher's exact test, which takes the runs as independent; {holm_note(rows)}",
-            BASELINE_NOTE,
+            Definition("bad: runs that diverged, are stuck or regressed, at all learning rates"),
+            Definition(f"p: Fisher's exact test, which takes the runs as independent; {holm_note(rows)}"),
+            baseline_note(),
         ]

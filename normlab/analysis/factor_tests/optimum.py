@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from normlab.analysis.cells import count_bad
-from normlab.analysis.columns import Column
+from normlab.analysis.columns import Column, Definition
 from normlab.analysis.factor_tests.base import BAD, CONTRAST, WHERE, FactorTest, Question, TestRow, values_of
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.rate_range import NEAR
@@ -45,12 +45,12 @@ class Optimum(FactorTest):
         return columns
 
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
-        return [
+        optimum = (
             "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "
             f"that have learned, within {NEAR} nats/token of the lowest; with Fieller's {LEVEL:.0%} interval, if it "
-            "has ends: in simulations (8 and 12 rates, noise 0.01 and 0.03) 70 to 92 % of these hold the optimum",
-            "tokens: total of all runs of the cell",
-        ]
+            "has ends: in simulations (8 and 12 rates, noise 0.01 and 0.03) 70 to 92 % of these hold the optimum"
+        )
+        return [Definition(optimum), Definition("tokens: total of all runs of the cell")]
 
 
 @dataclass(frozen=True, slots=True)

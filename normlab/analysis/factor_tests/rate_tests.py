@@ -6,12 +6,13 @@ from functools import partial
 from typing import ClassVar
 
 from normlab.analysis.cells import Cell, count_bad
+from normlab.analysis.columns import Definition
 from normlab.analysis.contrasts import Key, weighted_sums
 from normlab.analysis.factor_tests.base import (
-    BASELINE_NOTE,
     FactorTest,
     Question,
     TestRow,
+    baseline_note,
     change_text,
     holm_note,
     values_of,
@@ -66,17 +67,18 @@ class RateTest(FactorTest):
         mean, test = "mean", "paired t test"
         if all(number.is_log for number in self.numbers):
             mean, test = "geometric mean", "paired t test of the logarithms"
-        lines = [number.text for number in self.numbers]
+        lines: list[str] = [Definition(number.text) for number in self.numbers]
         lines.append(f"estimate: {mean} over n seeds with its {LEVEL:.0%} interval")
         if any(p is not None for p in values_of(rows, "p")):
-            lines.append(f"p: {test}, {holm_note(rows)}")
+            lines.append(Definition(f"p: {test}, {holm_note(rows)}"))
         if any(row["beyond_grid"] and row["estimate"] is not None for row in rows):
-            lines.append("beyond the grid, or more, or less: the number of a seed may lie beyond an end of the grid")
+            beyond = "beyond the grid (or more, or less): the number of a seed may lie beyond an end of the grid"
+            lines.append(Definition(beyond))
         for row in rows:
             if row["gaps"]:
                 seeds = counted(row["n"], "seed")
                 lines.append(f"{row['contrast']}: in {row['gaps']} of {seeds} a rate fails between two that train")
-        return [*lines, BASELINE_NOTE.replace("a minus sign", "- or /")]
+        return [*lines, baseline_note("- or /")]
 
     def number_text(self, row: TestRow) -> str:
         """Return an estimate without its interval: `0.0232`, `0.0300 or more`, or why there is none."""

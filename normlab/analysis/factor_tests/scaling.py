@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from normlab.analysis.cells import reason_cells_not_comparable
-from normlab.analysis.columns import format_p
+from normlab.analysis.columns import Definition, format_p
 from normlab.analysis.comparability import SIZE_OPTIONS
 from normlab.analysis.factor_tests.base import (
-    BASELINE_NOTE,
     FactorTest,
     Question,
     TestRow,
+    baseline_note,
     change_text,
     holm_note,
     values_of,
@@ -146,27 +146,31 @@ class Scaling(FactorTest):
         e = "one E for all arms"
         if fit["has_own_e"]:
             e = f"an E for each arm, since an F test rejects a shared one (p < {REJECTED:g})"
-        lines = [
+        laws = (
             "laws: loss = E + A C^-exponent, with the FLOPs of training C, fitted to the n runs that have learned at "
-            f"the learning rate of each cell with the most seeds, or the best of several; {e}",
-        ]
+            f"the learning rate of each cell with the most seeds, or the best of several; {e}"
+        )
+        lines: list[str] = [Definition(laws)]
         contrasts = values_of(rows, "contrast")
         has_multipliers = any(text.startswith(MULTIPLIER) for text in contrasts)
         if has_multipliers:
-            lines.append(
+            multiplier = (
                 "multiplier 1.2: the baseline needs 1.2 times the compute for the same loss; an interval that holds 1 "
                 "cannot tell which needs less"
             )
+            lines.append(Definition(multiplier))
         if any(text.startswith(FORECAST_ERROR) for text in contrasts):
-            lines.append(
+            error = (
                 f"{FORECAST_ERROR}: the loss at the largest size minus that of laws fitted to the other sizes; the "
                 "forecast was right within its interval where that holds 0"
             )
+            lines.append(Definition(error))
         if any(text.startswith(REGRET) for text in contrasts):
-            lines.append(
+            regret = (
                 f"{REGRET}: the loss at the learning rate of the law, the one with the most seeds, minus the lowest at "
                 f"the rates with fewer; {VOID_REGRET}: more than its noise, and no law has this size"
             )
+            lines.append(Definition(regret))
         if fit["p_form"] is not None and fit["p_form"] < REJECTED:
             p = format_p(fit["p_form"])
             if not p.startswith("<"):
@@ -178,13 +182,13 @@ class Scaling(FactorTest):
         if fit["low"] is None:
             lines.append("no intervals: they need two seeds at some size of each arm")
         else:
-            lines.append(f"intervals of {LEVEL:.0%}, by a parametric bootstrap over seeds")
+            lines.append(Definition(f"intervals: of {LEVEL:.0%}, by a parametric bootstrap over seeds"))
         if any(p is not None for p in values_of(rows, "p")):
-            lines.append(f"p: that the ratio is 1, {holm_note(rows)}")
+            lines.append(Definition(f"p: that the ratio is 1, {holm_note(rows)}"))
         if any(values_of(rows, "bad")):
-            lines.append("bad: runs that have not learned; no law has them")
+            lines.append(Definition("bad: runs that have not learned; no law has them"))
         if has_multipliers:
-            lines.append(BASELINE_NOTE.replace("a minus sign", "a slash"))
+            lines.append(baseline_note("slash"))
         return lines
 
     def number_text(self, row: TestRow) -> str:

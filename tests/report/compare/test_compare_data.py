@@ -75,7 +75,7 @@ def test_a_contrast_has_one_p_value_on_the_page_and_in_the_table(make_run, compa
     for depth, margin in zip((2, 4), margins, strict=True):
         p = rows[f"layernorm {depth}"]["p_holm"]
         assert f"p = {p:.2g} corrected for 4 comparisons: each cell with the best cell of its size" in margin
-    _, out, _ = run_command("summarize", str(tmp_path), *by, "--against", "norm=rmsnorm")
+    _, out, _ = run_command("summarize", str(tmp_path), *by, "--against", "norm=rmsnorm", "--notes")
     assert "corrected by Holm's method for 4 comparisons, of all cells with their baselines" in " ".join(out.split())
 
 

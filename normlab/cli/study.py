@@ -208,10 +208,9 @@ def _test(
         if not is_completed:
             echo(f"then more seeds, up to seed {attempt.blocks[-1].stop - 1} at most, until every claim is decided")
             return 0
-        # A resumed study reads each look as it was, though the runs of later ones may be there.
-        evidence = read_evidence(attempt)
-        check_records(attempt, evidence, block)
-        results, claims = evidence.results, open_claims(attempt, evidence, block)
+        evidence = read_evidence(attempt, block)
+        check_records(evidence)
+        results, claims = evidence.results, open_claims(study, evidence)
         echo(f"seeds up to {block.stop - 1}: claims and controls that more seeds may decide: {len(claims)}")
         if not claims:
             break

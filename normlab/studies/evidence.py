@@ -10,7 +10,7 @@ from normlab.analysis.comparability import intact_runs
 from normlab.base.errors import StoreError
 from normlab.config.schema import RunConfig
 from normlab.store.format import CHECKS_FILE
-from normlab.store.plans import Plan, has_plan, read_plan, sweep_folder
+from normlab.store.plans import Plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import HOW_TO_FIX, read_record
 from normlab.store.record import RunRecord
@@ -86,13 +86,15 @@ def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
     return sorted(attempts, key=lambda attempt: (attempt.first_seed, settings.index(attempt.setting)))
 
 
-def read_evidence(attempt: Attempt) -> Evidence:
-    """Return what the records of an attempt hold.
+def read_evidence(attempt: Attempt, last: range | None = None) -> Evidence:
+    """Return what the records of an attempt hold; with `last`, those of its blocks up to it.
+
+    A study that is resumed reads each look as it was: of a block that was interrupted, runs or checks may be missing.
 
     Raises:
         StoreError: No grid has been run.
     """
-    study, folders = attempt.study, attempt.folders()
+    study, folders = attempt.study, attempt.folders(last)
     if not folders:
         raise StoreError(
             f"study {study.name}: {attempt.results_dir} has no sweep of setting {attempt.setting} with seeds from "
@@ -120,21 +122,14 @@ def read_evidence(attempt: Attempt) -> Evidence:
     return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, missing, damaged)
 
 
-def check_records(attempt: Attempt, evidence: Evidence, block: range) -> None:
-    """Check that the records of the seeds up to those of a block are intact, before more seeds are trained.
+def check_records(evidence: Evidence) -> None:
+    """Check that the records are intact, before more seeds are trained.
 
     Raises:
         StoreError: A run cannot be read, or its numbers are not those that were written.
     """
-    trained: set[str] = set()
-    for earlier in attempt.blocks[: attempt.blocks.index(block) + 1]:
-        for grid in attempt.study.grids:
-            folder = attempt.sweep_folder(grid, earlier)
-            if has_plan(folder):
-                trained |= ids_of(read_plan(folder))
     for run_id, problem in evidence.damaged.items():
-        if run_id in trained:
-            raise StoreError(f"run {run_id}: {problem}; more seeds would be trained without it, so nothing more is")
+        raise StoreError(f"run {run_id}: {problem}; more seeds would be trained without it, so nothing more is")
 
 
 def ids_of(plan: Plan) -> set[str]:

@@ -200,10 +200,9 @@ def _made_void(judgement: Judgement, reason: str) -> Judgement:
     return replace(judgement, verdict=VOID, reason=reason)
 
 
-def open_claims(attempt: Attempt, evidence: Evidence, block: range) -> list[Claim]:
-    """Return the claims and controls that more seeds may decide, by the runs of the seeds up to those of a block."""
-    results = [run for run in evidence.results if run.config.seed < block.stop]
-    return judge(attempt.study, results, unverified=evidence.unverified).open_claims
+def open_claims(study: Study, evidence: Evidence) -> list[Claim]:
+    """Return the claims and controls that more seeds may decide."""
+    return judge(study, evidence.results, unverified=evidence.unverified).open_claims
 
 
 def is_finished(attempt: Attempt) -> bool:
@@ -218,7 +217,7 @@ def is_finished(attempt: Attempt) -> bool:
     for block in attempt.blocks:
         if not any(run.config.seed in block for run in evidence.results):
             return False
-        if not open_claims(attempt, evidence, block):
+        if not open_claims(attempt.study, read_evidence(attempt, block)):
             break
     return True
 

@@ -65,10 +65,13 @@ class Attempt:
         name = f"study-{self.study.name}-{grid.name}-{self.setting}-{block.start}"
         return sweep_folder(self.results_dir, name)
 
-    def folders(self) -> list[Path]:
-        """Return the folders of the sweeps that have been planned."""
+    def folders(self, last: range | None = None) -> list[Path]:
+        """Return the folders of the sweeps that have been planned; with `last`, of the blocks up to it."""
+        blocks = self.blocks
+        if last is not None:
+            blocks = blocks[: blocks.index(last) + 1]
         planned_folders: list[Path] = []
-        for block in self.blocks:
+        for block in blocks:
             for grid in self.study.grids:
                 folder = self.sweep_folder(grid, block)
                 if has_plan(folder):

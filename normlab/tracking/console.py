@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from normlab.base.errors import counted, printable
 from normlab.catalogue.corpora import DATA, HubData
@@ -28,6 +28,22 @@ PLAIN_LINES = 20
 
 MetricsRow = Mapping[str, Any]
 """A row of the metrics: `kind` (train, eval or pace), `step`, and numbers by name."""
+
+
+class Tracker(Protocol):
+    """Receives the start of a run, its rows in order, and its end."""
+
+    def start(self, run: Run, first_step: int) -> None:
+        """Receive the run and the step from which it resumes, or 0."""
+        ...
+
+    def log(self, rows: Sequence[MetricsRow]) -> None:
+        """Receive rows, in order."""
+        ...
+
+    def finish(self, status: Status) -> None:
+        """Receive the last status."""
+        ...
 
 
 class Console:

@@ -33,7 +33,7 @@ from normlab.store.series import evaluations, series
 from normlab.store.status import RecordedPack, SpikeCount, Status
 from normlab.system.ranks import Ranks, local_statistics
 from normlab.tracking.background import follow_training
-from normlab.tracking.console import Console
+from normlab.tracking.console import Console, Tracker
 from normlab.training.build import build_parts
 from normlab.training.changed_plugins import reason_of_other_id
 from normlab.training.identity import describe, identity, run_id_of
@@ -70,7 +70,7 @@ class TrainingResult:
 
 def train(
     config: RunConfig,
-    trackers: Sequence[Console] | None = None,
+    trackers: Sequence[Tracker] | None = None,
     *,
     settings: RuntimeSettings | None = None,
     ends_process: bool = False,
@@ -91,7 +91,7 @@ def train(
 
 def train_pack(
     configs: Sequence[RunConfig],
-    trackers: Sequence[Sequence[Console]] | None = None,
+    trackers: Sequence[Sequence[Tracker]] | None = None,
     *,
     settings: RuntimeSettings | None = None,
     pack: Mapping[str, Any] | None = None,
@@ -272,7 +272,7 @@ def _prepare_and_resume(loop: Loop, corpus: Corpus) -> None:
         run.recorded = replace(run.progress), run.diverged
 
 
-def _set_trackers(loop: Loop, trackers: Sequence[Sequence[Console]] | None) -> None:
+def _set_trackers(loop: Loop, trackers: Sequence[Sequence[Tracker]] | None) -> None:
     """Give each run its trackers: those given, or the console for a single run and W&B as configured."""
     if trackers is not None:
         for run, of_run in zip(loop.runs, trackers, strict=True):

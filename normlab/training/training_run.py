@@ -21,7 +21,7 @@ from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.run_json import Identity, Run
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
-from normlab.tracking.console import Console, MetricsRow
+from normlab.tracking.console import MetricsRow, Tracker
 from normlab.training import checkpoint
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
@@ -71,7 +71,7 @@ class TrainingRun:
     """The table of the parameters of its initial model."""
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     """The weights of a new run that does not draw them, by name, until its first checkpoint holds them."""
-    trackers: Sequence[Console] = ()
+    trackers: Sequence[Tracker] = ()
     writer: Writer = field(default_factory=Writer)
     """The writer of all runs of the loop."""
     progress: Progress = field(default_factory=Progress)

@@ -106,7 +106,10 @@ def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pa
     shape = (2, config.train.batch_size, config.model.context)
     for number in range(-2, rounds):
         for pair in pairs:
-            batches = [tuple(torch.randint(0, VOCAB, shape, generator=generator)) for _ in pair.side]
+            batches: list[tuple[Tensor, Tensor]] = []
+            for _ in pair.side:
+                tokens, targets = torch.randint(0, VOCAB, shape, generator=generator)
+                batches.append((tokens, targets))
             side_s, plain_s = times(pair, batches)
             if number >= 0:  # the first two rounds compile
                 pair.ratios.append(side_s / plain_s)

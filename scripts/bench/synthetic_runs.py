@@ -248,7 +248,9 @@ def series(record: Record, rng: np.random.Generator) -> Series:
     if record.outcome in (FINISHED, STUCK):
         due.add(record.last)
     return Series(
-        *(_single(values) for values in (loss, grad_norm, np.minimum(1, 1 / grad_norm))),
+        _single(loss),
+        _single(grad_norm),
+        _single(np.minimum(1, 1 / grad_norm)),
         learning_rates(record, step),
         excess,
         {at: float(np.float32(smooth[at] + 0.02 + 0.004 * rng.standard_normal())) for at in sorted(due)},
@@ -366,8 +368,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
     if state in COMPLETED_STATES:
-        losses = [BASELINES[name] for name in ("uniform", "unigram", "bigram")]
-        references = References(*losses, numbers.validation[0])
+        references = References(BASELINES["uniform"], BASELINES["unigram"], BASELINES["bigram"], numbers.validation[0])
         name = outcome(status["val_loss"], status["best_val_loss"], references, finite=state != DIVERGED)
         status |= {"initial_val_loss": numbers.validation[0], "outcome": name}
         status["spikes"] = {

@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,11 +28,15 @@ JUDGED = "seed=range(100,108)"
 FACTORS = ["norm", "depth"]
 
 
-def best_rates(grid: pd.DataFrame) -> pd.Series:
+def best_rates(grid: pd.DataFrame) -> dict[tuple[str, int], float]:
     """Return the learning rate of the lowest mean loss in each cell."""
     learned = grid.groupby([*FACTORS, "lr"]).filter(lambda runs: (runs["state"] == "finished").all())
-    means = learned.groupby([*FACTORS, "lr"])["val_loss"].mean().reset_index("lr")
-    return means.groupby(FACTORS).apply(lambda cell: cell["lr"].iloc[cell["val_loss"].argmin()])
+    # Any, because the result of a grouped mean has no single type in pandas.
+    means: Any = learned.groupby([*FACTORS, "lr"])["val_loss"].mean()
+    rates: dict[tuple[str, int], float] = {}
+    for (norm, depth), cell in means.reset_index("lr").groupby(FACTORS):
+        rates[norm, depth] = cell["lr"].iloc[cell["val_loss"].argmin()]
+    return rates
 
 
 def main() -> int:
@@ -56,7 +61,9 @@ def main() -> int:
 
     print(f"{'cell':>14} {'grid lr':>8} {'loss':>7} {'search lr':>9} {'loss':>7} {'difference':>22} {'noise':>6}")
     is_within = True
-    for (norm, depth), runs in of_grid.groupby(FACTORS):
+    for cell, runs in of_grid.groupby(FACTORS):
+        assert isinstance(cell, tuple)
+        norm, depth = cell
         first = runs.set_index("seed").sort_index()
         second = of_search.query("norm == @norm and depth == @depth").set_index("seed").loc[first.index]
         differences, noise = second["val_loss"] - first["val_loss"], first["val_loss"].std()

@@ -26,7 +26,13 @@ def norm_mutants(entry: str, name: str) -> Iterator[Mutant]:
 
 
 def _set_default(name: str, option: str, value: object) -> None:
-    NORMS[name].__init__.__kwdefaults__[option] = value
+    defaults = NORMS[name].__init__.__kwdefaults__
+    assert defaults is not None  # the options of a norm are keyword-only
+    defaults[option] = value
+
+
+def _double(module: nn.Module, inputs: tuple[Any, ...], y_D: torch.Tensor) -> torch.Tensor:
+    return 2 * y_D
 
 
 def _double_output(name: str) -> None:
@@ -35,7 +41,7 @@ def _double_output(name: str) -> None:
 
     def build_doubled(self: Any, width: int) -> nn.Module:
         module = build(self, width)
-        module.register_forward_hook(lambda module, inputs, y_D: 2 * y_D)
+        module.register_forward_hook(_double)
         return module
 
     kind.build = build_doubled

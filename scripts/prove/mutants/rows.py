@@ -53,7 +53,9 @@ def row_mutants(row: Row) -> Iterator[Mutant]:
             yield mutant(f"row: {part} {text}", **{part: sub})
     for choice, form in (("", row), *row.variants.items()):
         for text, early in _earlies(form.early) if form.early is not None else ():
-            variants = row.variants | ({choice: Variant(formula=form.formula, early=early)} if choice else {})
+            variants = dict(row.variants)
+            if choice:
+                variants[choice] = Variant(formula=form.formula, early=early)
             label = f"row: {choice}: {text}" if choice else f"row: {text}"
             yield mutant(label, variants=variants, **({} if choice else {"early": early}))
     if (early := row.early) is not None:

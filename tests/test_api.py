@@ -188,7 +188,7 @@ def test_figure_is_that_of_the_command(results: Path, tmp_path: Path, run_comman
     assert files[0].read_bytes() == files[1].read_bytes()
     (axis,) = canvas.get_axes()
     cells = normlab.summarize("made", by="norm,depth", results_dir=results).set_index(["norm", "model.depth"]).val_loss
-    drawn = [list(line.get_ydata()) for line in axis.get_lines()]
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in axis.get_lines()]
     assert [cells["dyt", 2], cells["dyt", 4]] in drawn
     assert [cells["rmsnorm", 2]] in drawn  # a seed of depth 4 diverged
 
@@ -327,7 +327,9 @@ def test_statistics_of_several_sites(results: Path) -> None:
     sites = every.columns.get_level_values("site").unique()
     assert {"attn.in", "mlp.in"} <= set(sites)
     for site in sites:
-        pd.testing.assert_frame_equal(every[site], run.stats("norm_in_rms", site))
+        of_site = every[site]
+        assert isinstance(of_site, pd.DataFrame)
+        pd.testing.assert_frame_equal(of_site, run.stats("norm_in_rms", site))
     with pytest.raises(ConfigError, match=r"unknown site of norm_in_rms 'attn.inn'.*did you mean 'attn.in'"):
         run.stats("norm_in_rms", "attn.inn")
 

@@ -64,7 +64,8 @@ def test_an_absent_option_has_its_default(tree: dict[str, Any]) -> None:
     """A later version adds options, which the records of this one lack."""
     del tree["seed"], tree["tracking"], tree["norm"]["eps"]
     config = config_from_record(tree)
-    assert (config.seed, config.tracking.wandb, config.norm.eps) == (0, "auto", 1e-5)
+    norm: Any = config.norm
+    assert (config.seed, config.tracking.wandb, norm.eps) == (0, "auto", 1e-5)
 
 
 @pytest.mark.parametrize("option", ["norm", "norm.name"])

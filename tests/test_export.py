@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_transformers_computes_the_same(native: NativeClass, overrides: str, tmp
     in_float32 = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
     assert type(in_float32).__name__ == native.name
     with float32_as_float64():  # also the frequencies of RoPE, which no file has
-        loaded = type(in_float32)(in_float32.config).double().eval()
+        loaded: Any = type(in_float32)(in_float32.config).double().eval()
     loaded.load_state_dict(in_float32.state_dict())
     model = model.double()
     tokens = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))

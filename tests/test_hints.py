@@ -3,6 +3,7 @@
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,8 @@ def test_numbers_of_a_hint_are_those_of_its_model() -> None:
     """Also those that a class of transformers does not check."""
     prores = compose_run(OVERRIDE.findall(OTHER_NAMES["prores"]))
     # scripts/run_130m.sh of dandingsky/ProRes at 5253e0d: 12000 for 12 blocks.
-    assert prores.placement.branch_warmup == 12000 / 12 * prores.model.depth  # pyright: ignore
+    placement: Any = prores.placement
+    assert placement.branch_warmup == 12000 / 12 * prores.model.depth
     (gemma4,) = (overrides for _, code, _, overrides in NAMES if "Gemma 4" in code)
     for overrides in (gemma4, OTHER_NAMES["gemma4"]):
         model = compose_run(OVERRIDE.findall(overrides)).model

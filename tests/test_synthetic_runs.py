@@ -1,6 +1,7 @@
 """scripts/bench/synthetic_runs.py: synthetic run folders have the format of real ones and the requested content."""
 
 import math
+from typing import Any
 
 import pytest
 from synthetic_runs import BASELINES, STUCK, Record, write_run
@@ -13,7 +14,7 @@ from normlab.store.record import RunRecord, flatten
 from normlab.store.series import series
 from normlab.training.start import train
 
-SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "warmup_steps": 10}
+SMALL: dict[str, Any] = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "warmup_steps": 10}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
 )
 def test_each_outcome_is_read_back(tmp_path, options, state, last):
     folder = write_run(tmp_path, Record(**SMALL, **options))
-    run = RunRecord.read(folder)
+    run = RunRecord.load(folder)
     assert (run.state, run.problem) == (state, "")
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
@@ -73,6 +74,7 @@ def test_each_outcome_is_read_back(tmp_path, options, state, last):
     )
     if state == "diverged":
         assert math.isnan(series(folder)["loss"][-1])
+        assert run.status.diverged is not None
         assert run.status.diverged.step == 41
         assert inside.single_site("resid_rms")[-1, -1] > 100 * inside.single_site("resid_rms")[0, -1]
     elif options == {}:

@@ -11,7 +11,7 @@ would start another team of OpenMP threads.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 MOST_AT_ONCE = 16
 """Most jobs of a call that run at the same time."""

@@ -18,7 +18,7 @@ from normlab.catalogue.norms.base import load_all as load_norms
 from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.explain import page
 from normlab.explain.diagram import Diagram, Node
-from support.browser import PHONE, WIDE, opened
+from support.browser import PHONE, WIDE, Theme, opened
 
 Command = Callable[..., tuple[int, str, str]]
 MATRIX = np.array(page.MATRIX)
@@ -179,7 +179,7 @@ def test_numbers_are_those_of_the_models_tensors() -> None:
 
 @pytest.mark.parametrize(("theme", "size"), [("light", WIDE), ("dark", PHONE)])
 def test_page_is_readable(
-    browser: Browser, run_command: Command, tmp_path: Path, theme: str, size: tuple[int, int]
+    browser: Browser, run_command: Command, tmp_path: Path, theme: Theme, size: tuple[int, int]
 ) -> None:
     assert run_command("explain")[0] == 0
     with opened(browser, tmp_path / "explain.html", size, theme) as tab:

@@ -97,7 +97,7 @@ class Device(FakeTensorMode):
         kwargs = kwargs or {}
         self._depth += 1
         try:
-            result = super().__torch_dispatch__(function, types, args, kwargs)
+            result: Any = super().__torch_dispatch__(function, types, args, kwargs)
         except DataDependentOutputException:
             self._add_wait(function)
             if function is not torch.ops.aten._local_scalar_dense.default:
@@ -112,8 +112,8 @@ class Device(FakeTensorMode):
         if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
             source = args[function is torch.ops.aten.copy_.default]
             asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2]) and result.device.type == "cuda"
-            is_tensor = isinstance(source, torch.Tensor)  # vmap copies numbers too
-            if is_tensor and source.device.type != result.device.type:
+            # vmap copies numbers too.
+            if isinstance(source, torch.Tensor) and source.device.type != result.device.type:
                 if result.device.type == "cuda":
                     self.copies.append(source.nbytes)
                 if not asynchronous:
@@ -184,7 +184,7 @@ def keep_backward_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None
 
 def fused_rms_norm_second_gradients(ctx: Any, of_x: torch.Tensor, of_gain: torch.Tensor) -> tuple[Any, ...]:
     """Differentiate the formula twice, as torch does."""
-    saved = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+    saved: list[Any] = [None if tensor is None else tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
     grad, x, gain = saved
     seeds = [of_x] if gain is None else [of_x, of_gain]
     with torch.enable_grad():
@@ -229,7 +229,7 @@ def pretended_gpu() -> Iterator[Device]:
     real_tensor = torch.tensor
 
     def tensor(data: Any, *, device: Any = "cpu", **options: Any) -> torch.Tensor:
-        made = real_tensor(data, **options)
+        made: Any = real_tensor(data, **options)
         made.constant = None  # a fake tensor would compute with the values of a small one
         return made.to(device)
 

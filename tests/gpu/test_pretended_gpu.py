@@ -37,8 +37,9 @@ WITH_NORMS = [name for name in PLACEMENTS if load_placements()[name].has_norms(4
 
 def accepts(placement: str, norm: str) -> bool:
     """Return whether a placement accepts a norm; one needs a gain per channel."""
+    kind: Any = load_norms()[norm]
     with contextlib.suppress(ConfigError):
-        load_placements()[placement].check_norm("output_attn", load_norms()[norm]())
+        load_placements()[placement].check_norm("output_attn", kind())
         return True
     return False
 

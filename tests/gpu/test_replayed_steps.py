@@ -63,10 +63,11 @@ def trained(configs: list[RunConfig]) -> list[RunFolder]:
 def assert_same(found: RunFolder, expected: RunFolder) -> None:
     """Fail unless two runs have the same rows, statistics and state, bit for bit."""
     rows = [[row for row in folder.rows().rows if row["kind"] != "pace"] for folder in (found, expected)]
-    np.testing.assert_equal(*rows)  # NaN is equal to NaN
+    np.testing.assert_equal(rows[0], rows[1])  # NaN is equal to NaN
     for tier in ("core", "extended"):
         profiles = [folder.statistics.read(tier)[0] for folder in (found, expected)]
-        np.testing.assert_equal(*[[(each.steps, each.values) for each in parts] for parts in profiles])
+        values = [[(each.steps, each.values) for each in parts] for parts in profiles]
+        np.testing.assert_equal(values[0], values[1])
     states = [checkpoint.read_newest(folder.path / checkpoint.FOLDER)[0] for folder in (found, expected)]
     assert states[0] is not None
     assert states[1] is not None

@@ -106,10 +106,10 @@ def test_global_generators_are_unchanged() -> None:
     with torch.random.fork_rng(devices=[]):
         # A state that no earlier building of a model can have left.
         torch.manual_seed(12345)
-        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+        before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy(), random.getstate()
         build_model(config, VOCAB)
         assert torch.equal(torch.get_rng_state(), before[0])
-        assert np.array_equal(np.random.get_state()[1], before[1])
+        assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before[1])
         assert random.getstate() == before[2]
 
 

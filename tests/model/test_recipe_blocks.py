@@ -7,7 +7,7 @@ left out or changed, one at a time, so that a setting which that comparison coul
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def changed_options(config: RunConfig, recipe: str) -> Iterator[tuple[str, RunCo
             yield f"{section}.{name}", dataclasses.replace(config, **{section: other})
 
 
-def with_weights(config: RunConfig, weights: dict[str, Tensor]) -> GPT:
+def with_weights(config: RunConfig, weights: Mapping[str, Tensor]) -> GPT:
     """Return the model with these weights; those that it has in addition are random."""
     model = randomised(config, torch.float64)
     with torch.no_grad():

@@ -30,8 +30,9 @@ def test_gradient_is_that_of_the_written_sum_and_the_loss_is_without_it(
     loss = torch.nn.functional.cross_entropy(logits, targets.flatten())
     (loss + Z * logits.logsumexp(-1).square().mean()).backward()
     runner = StackedRuns(models, compiled=False) if stacked else SingleRun(models[0], compiled=False)
-    inputs = [x.expand(2, -1, -1) if stacked else x for x in (tokens, targets)]
-    found = runner.loss(*inputs).loss
+    if stacked:
+        tokens, targets = tokens.expand(2, -1, -1), targets.expand(2, -1, -1)
+    found = runner.loss(tokens, targets).loss
     torch.testing.assert_close(found, loss.detach().expand_as(found), atol=1e-12, rtol=1e-12)
     gradients = torch.autograd.grad(found.sum(), list(runner.params.values()))
     for name, gradient in zip(runner.params, gradients, strict=True):

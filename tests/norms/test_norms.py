@@ -49,9 +49,9 @@ def outcome(norm: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict
     return y.detach(), dict(zip(named, grads, strict=True)), dict(norm.named_buffers())
 
 
-def assert_same(actual: tuple, expected: tuple, **tolerance: float) -> None:
+def assert_same(actual: tuple, expected: tuple, *, rtol: float, atol: float) -> None:
     for part, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(part, other, **tolerance)
+        torch.testing.assert_close(part, other, rtol=rtol, atol=atol)
 
 
 # What is kept

@@ -86,7 +86,7 @@ def test_of_stacked_runs_is_differentiated_twice(axis: int, has_gain: bool) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("width", [96, 768])
 def test_kernel_of_a_gpu_is_as_close_to_float64_as_the_operations(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact_module = RMSNormConfig().build(width).double()
+    exact_module: Any = RMSNormConfig().build(width).double()
     torch.nn.init.uniform_(exact_module.affine.gain, 0.5, 1.5, generator=torch.Generator().manual_seed(1))
     module = copy.deepcopy(exact_module).float().cuda()
     x = torch.randn(64, 33, width, generator=torch.Generator().manual_seed(0)) * 3 + 1

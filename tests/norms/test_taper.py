@@ -149,10 +149,12 @@ def test_a_tapered_block_reads_no_statistics_of_tokens() -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("taper_updates"):
             buffer.fill_(1)
-    norm = model.blocks[0].wiring.attn.norms["in"]  # pyright: ignore
+    block: Any = model.blocks[0]
+    norm, close = block.wiring.attn.norms["in"], model.head.close
+    assert close is not None
     x = torch.randn(4, model.embed.tokens.weight.shape[1])
     torch.testing.assert_close(norm(3 * x), 3 * norm(x))
-    torch.testing.assert_close(model.head.close(3 * x), model.head.close(x), atol=1e-3, rtol=0)
+    torch.testing.assert_close(close(3 * x), close(x), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ WIDTH = 12
 BFLOAT16 = torch.bfloat16
 TERMS = 24
 """The longest sum: a gain's gradient over the tokens of a batch, WIDTH channels, or their outputs."""
-EXACTLY = {"rtol": 0.0, "atol": 0.0}
+EXACTLY: dict[str, Any] = {"rtol": 0.0, "atol": 0.0}
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -53,7 +54,7 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 # bfloat16: where it is rounded
 
 
-def in_bfloat16(norm: RMSNorm, reference: nn.Module, gain: Tensor) -> tuple[Tensor, Tensor]:
+def in_bfloat16(norm: Any, reference: Any, gain: Tensor) -> tuple[Tensor, Tensor]:
     """Both outputs for one bfloat16 input; the reference's weight is in bfloat16, as a checkpoint's is."""
     with torch.no_grad():
         norm.affine.gain.copy_(gain)
@@ -64,7 +65,8 @@ def in_bfloat16(norm: RMSNorm, reference: nn.Module, gain: Tensor) -> tuple[Tens
 
 def test_compute_input_rounds_at_every_operation() -> None:
     x, gain = draw(64, 256, dtype=BFLOAT16), 1 + 0.3 * draw(256, seed=1, dtype=torch.float32)
-    norm, wide = RMSNormConfig(compute="input").build(256), RMSNormConfig().build(256)
+    norm: Any = RMSNormConfig(compute="input").build(256)
+    wide: Any = RMSNormConfig().build(256)
     with torch.no_grad():
         norm.affine.gain.copy_(gain)
         wide.affine.gain.copy_(gain)
@@ -164,11 +166,10 @@ class MeanSquare(nn.Module):
 
     def __init__(self, width: int, *, outside: bool):
         super().__init__()
-        self.outside = outside
         self.weight = nn.Parameter(torch.ones(width)) if outside else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.outside:
+        if self.weight is None:
             return x / torch.sqrt(1e-6 + (x**2).sum(-1, keepdim=True))
         return x / (x.pow(2).mean(dim=-1, keepdim=True).sqrt() + 1e-6) * self.weight
 
@@ -225,7 +226,9 @@ def cohere(width: int) -> nn.Module:
     from transformers import CohereConfig
     from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 
-    return CohereLayerNorm(width, eps=CohereConfig().layer_norm_eps)
+    eps = CohereConfig().layer_norm_eps
+    assert eps is not None
+    return CohereLayerNorm(width, eps=eps)
 
 
 def bert(width: int) -> nn.Module:
@@ -270,7 +273,8 @@ def test_every_preset_has_its_oracle() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:
     assert preset(name).label == name
-    norm, reference = preset(name).build(WIDTH), MODELS[name](WIDTH)
+    norm: Any = preset(name).build(WIDTH)
+    reference = MODELS[name](WIDTH)
     theirs = [getattr(reference, name, None) for name in ("weight", "bias")]
     ours = [norm.affine.gain, norm.affine.bias]
     assert [p is None for p in ours] == [p is None for p in theirs]
@@ -282,19 +286,22 @@ def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:
 
 
 def test_running_variance_may_be_the_biased_one() -> None:
-    norm, reference = preset("batchnorm_biased_var").build(WIDTH), BiasedBatchNorm(WIDTH)
-    for seed in range(5):
-        x = 1 + draw(4, WIDTH, seed=seed, dtype=torch.float32)  # at a small number of tokens the two variances differ
+    norm: Any = preset("batchnorm_biased_var").build(WIDTH)
+    reference = BiasedBatchNorm(WIDTH)
+    # At a small number of tokens the two variances differ.
+    batches = [1 + draw(4, WIDTH, seed=seed, dtype=torch.float32) for seed in range(5)]
+    for x in batches:
         assert_same([norm(x)], [reference(x)])
     assert_same([norm.running_mean, norm.running_var], [reference.running_mean, reference.running_var])
-    assert_same([norm.eval()(x)], [reference.eval()(x)])
+    assert_same([norm.eval()(batches[-1])], [reference.eval()(batches[-1])])
 
 
 @pytest.mark.parametrize(
     "name", ["rmsnorm_llama", "rmsnorm_qwen3", "rmsnorm_olmo2", "rmsnorm_gemma", "rmsnorm_qwen3_next"]
 )
 def test_preset_equals_the_norm_of_the_model_in_bfloat16(name: str) -> None:
-    norm, reference = preset(name).build(256), MODELS[name](256)
+    norm: Any = preset(name).build(256)
+    reference: Any = MODELS[name](256)
     gain = (reference.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()
     torch.testing.assert_close(*in_bfloat16(norm, reference, gain), **EXACTLY)
 

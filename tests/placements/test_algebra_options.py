@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_unknown_site_in_early_blocks_is_rejected() -> None:
 )
 @pytest.mark.parametrize("early", [False, True])
 def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ...], said: str, early: bool) -> None:
-    subs = {part: SubLayer(norms=norms)}
+    subs: dict[str, Any] = {part: SubLayer(norms=norms)}
     row = row_of(early=EarlyBlocks(blocks=quarter, condition="", **subs)) if early else row_of(**subs)
     with pytest.raises(ConfigError, match=said) as error:
         register_row(row)
@@ -173,7 +174,7 @@ def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
 
 
 def test_row_with_an_unknown_site_or_a_taken_name_is_rejected() -> None:
-    overrides = {"formula": "", "source": "", "init": "gpt2"}
+    overrides: dict[str, Any] = {"formula": "", "source": "", "init": "gpt2"}
     with pytest.raises(ConfigError, match=r"unknown site 'inut'.*did you mean 'input'"):
         register_row(Row(name="mistyped", attn=SubLayer(norms=("inut",)), **overrides))
     with pytest.raises(ConfigError, match="'pre' is defined twice"):

@@ -185,7 +185,7 @@ def test_pitfalls_are_sentences() -> None:
 @pytest.mark.parametrize("theta", [-3.0, 0.0, 1e3])
 def test_norm_preserving_keeps_the_size_of_the_stream(theta: float) -> None:
     """The sub-layers turn pairs of channels by a right angle: what they add is as large as x and orthogonal to it."""
-    wiring = NormPreservingWiring(2, 8, lambda width, plain=False: nn.Identity()).double()
+    wiring = NormPreservingWiring(2, 8, lambda width, site: nn.Identity()).double()
     x_TD = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         wiring.theta.fill_(theta)

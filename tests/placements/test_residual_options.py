@@ -266,7 +266,12 @@ def test_sums_equal_those_of_the_blocks_of_zaya() -> None:
     """Outputs, and the gradients of each vector, of the norms and of the input, of blocks one after the other."""
     from transformers.models.zaya.modeling_zaya import ZayaDecoderLayer
 
-    size = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 2, "num_key_value_heads": 1}
+    size: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     config = transformers.ZayaConfig(**size, head_dim=WIDTH // 2, rms_norm_eps=1e-5)
     placement = placement_of("pre", residual_affine=True)
     norm = RMSNormConfig(name="rmsnorm", eps=1e-5)
@@ -278,7 +283,7 @@ def test_sums_equal_those_of_the_blocks_of_zaya() -> None:
     for layer in range(DEPTH):
         sub_layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(2)]
         wiring = placement.wire(layer, DEPTH, WIDTH, lambda width, site: norm.build(width)).double()
-        block = ZayaDecoderLayer(config, layer)
+        block: Any = ZayaDecoderLayer(config, layer)
         block.self_attn, block.mlp = map(FirstOfTwo, copy.deepcopy(sub_layers))
         block = block.double()
         values = dict(wiring.named_parameters())

@@ -173,7 +173,7 @@ def compare_kernels(device: str) -> None:
         with torch.no_grad():
             matrix = kernels.forward(scores, iterations, of_sigmoid, module.EPS)
             of_scores = kernels.backward(grad, scores, iterations, of_sigmoid, module.EPS)
-        near = {"rtol": tolerances[dtype], "atol": tolerances[dtype]}
+        near: dict[str, Any] = {"rtol": tolerances[dtype], "atol": tolerances[dtype]}
         torch.testing.assert_close(matrix, expected.detach(), **near)
         torch.testing.assert_close(of_scores, gradient, **near)
 

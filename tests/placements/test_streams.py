@@ -54,6 +54,16 @@ def embedded(model: GPT, tokens_BT: Tensor) -> Tensor:
     return model.embed.tokens(tokens_BT) + model.embed.positions.weight[: tokens_BT.shape[1]]
 
 
+def blocks_of(model: GPT) -> list[Any]:
+    """Return the blocks, whose wiring and sub-layers have the types of the placement."""
+    return list(model.blocks)
+
+
+def close_of(model: GPT) -> Any:
+    """Return the module that reads the stream before the LM head, of the placement's type."""
+    return model.head.close
+
+
 def sub_layers(model: GPT) -> list[tuple[Any, Callable[[Tensor], Tensor]]]:
     """Return the wiring of each sub-layer, and the function of the sub-layer after its norm."""
     found = []
@@ -149,7 +159,7 @@ def deepseek_v4(
             post, comb, collapsed = with_parameters(connection, own, x_BTnD)
             y_BTD = sub_layer(rms_norm(wiring.norm.affine.gain, collapsed))
             x_BTnD = post.unsqueeze(-1) * y_BTD.unsqueeze(-2) + torch.matmul(comb.transpose(-1, -2), x_BTnD)
-        close = model.head.close
+        close = close_of(model)
         own = {"hc_fn": close.fn.weight, "hc_base": close.base, "hc_scale": close.scale}
         x_BTD = rms_norm(close.norm.affine.gain, with_parameters(head, own, x_BTnD))
         return nn.functional.linear(x_BTD, model.head.weight)
@@ -194,21 +204,21 @@ def hy_v4(model: GPT, streams: int) -> TheirModel:
     width, values = model.embed.tokens.embedding_dim, dict[str, Tensor]()
     theirs: Any = small_hy_v4(width, len(model.blocks), streams)
     theirs.rotary_emb = Part(no_positions)
-    for number, layer in enumerate(theirs.layers):
+    for number, (block, layer) in enumerate(zip(blocks_of(model), theirs.layers, strict=True)):
         for part, their_part, norm in (
             ("attn", "attn_hc", "input_layernorm"),
             ("mlp", "ffn_hc", "post_attention_layernorm"),
         ):
-            wiring = model.blocks[number].wiring.get_submodule(part)
+            wiring = block.wiring.get_submodule(part)
             values[f"layers.{number}.{their_part}.fn"] = wiring.fn.weight
             values[f"layers.{number}.{their_part}.base"] = wiring.base
             values[f"layers.{number}.{their_part}.scale"] = wiring.scale
             values[f"layers.{number}.{norm}.weight"] = wiring.norm.affine.gain
             setattr(layer, norm, nn.RMSNorm(width, eps=NORM.eps, dtype=torch.float64))
-        layer.self_attn = Part(lambda x, block=model.blocks[number]: block.attn(x, {}), outputs=3)
-        layer.mlp = Part(model.blocks[number].mlp.forward)
+        layer.self_attn = Part(lambda x, block=block: block.attn(x, {}), outputs=3)
+        layer.mlp = Part(block.mlp.forward)
     theirs.norm = nn.RMSNorm(width, eps=NORM.eps, dtype=torch.float64)
-    close = model.head.close
+    close = close_of(model)
     values |= {
         "hc_head.hc_fn": close.fn.weight, "hc_head.hc_base": close.base, "hc_head.hc_scale": close.scale,
         "norm.weight": close.norm.affine.gain,
@@ -228,13 +238,13 @@ def qwen4_exp(model: GPT, placement: GatedResidual) -> TheirModel:
     )  # fmt: skip
     theirs: Any = Qwen4ExpTextModel(config).double()
     theirs.rotary_emb = Part(no_positions)
-    for number, layer in enumerate(theirs.layers):
+    for number, (block, layer) in enumerate(zip(blocks_of(model), theirs.layers, strict=True)):
         for part in ("attn", "mlp"):
-            wiring = model.blocks[number].wiring.get_submodule(part)
+            wiring = block.wiring.get_submodule(part)
             values |= of_gates(f"layers.{number}.{part}_hyper_connection", wiring)
             values[f"layers.{number}.{part}_hyper_connection.block_inject_weight.weight"] = wiring.inject.weight
-        layer.self_attn = Part(lambda x, block=model.blocks[number]: block.attn(x, {}), outputs=2)
-        layer.mlp = Part(model.blocks[number].mlp.forward)
+        layer.self_attn = Part(lambda x, block=block: block.attn(x, {}), outputs=2)
+        layer.mlp = Part(block.mlp.forward)
     values |= of_gates("hyper_connection_mixer", model.head.close)
     return partial(their_logits, model, theirs, values)
 
@@ -252,10 +262,10 @@ def lucidrains(model: GPT, streams: int) -> TheirModel:
     width = model.embed.tokens.embedding_dim
 
     def forward(tokens_BT: Tensor) -> Tensor:
-        expand, reduce = hyper_connections.HyperConnections.get_expand_reduce_stream_functions(streams)
+        expand, reduce = hyper_connections.get_expand_reduce_stream_functions(streams)
         x = expand(embedded(model, tokens_BT))
         for wiring, sub_layer in sub_layers(model):
-            theirs = hyper_connections.HyperConnections(streams, dim=width).double()
+            theirs: Any = hyper_connections.HyperConnections(streams, dim=width).double()
             theirs.norm.forward = partial(rms_norm, wiring.stream_norm.affine.gain)
             own = {
                 "static_alpha": wiring.mixing, "dynamic_alpha_fn": wiring.fn[1:].mT, "static_beta": wiring.beta,
@@ -264,7 +274,7 @@ def lucidrains(model: GPT, streams: int) -> TheirModel:
             }  # fmt: skip
             read, add = with_parameters(theirs, own, x)
             x = add(sub_layer(rms_norm(wiring.norm.affine.gain, read)))
-        x_BTD = rms_norm(model.head.close.norm.affine.gain, reduce(x))
+        x_BTD = rms_norm(close_of(model).norm.affine.gain, reduce(x))
         return nn.functional.linear(x_BTD, model.head.weight)
 
     return forward
@@ -280,7 +290,7 @@ def fla(model: GPT, every: int) -> TheirModel:
     def forward(tokens_BT: Tensor) -> Tensor:
         x_BTD, states = embedded(model, tokens_BT), list[Tensor]()
         ones_D = torch.ones(x_BTD.shape[-1], dtype=torch.float64)
-        for number, block in enumerate(model.blocks):
+        for number, block in enumerate(blocks_of(model)):
             wiring = block.wiring
             read_BTD = attend(wiring.attn_recall.query, [*states, x_BTD], ones_D, wiring.attn_norm.affine.gain)
             y_BTD = block.attn(read_BTD, {})
@@ -291,7 +301,7 @@ def fla(model: GPT, every: int) -> TheirModel:
                 x_BTD = x_BTD + y_BTD
             read_BTD = attend(wiring.mlp_recall.query, [*states, x_BTD], ones_D, wiring.mlp_norm.affine.gain)
             x_BTD = x_BTD + block.mlp(read_BTD)
-        close = model.head.close
+        close = close_of(model)
         x_BTD = attend(close.recall.query, [*states, x_BTD], ones_D, close.norm.affine.gain)
         return nn.functional.linear(x_BTD, model.head.weight)
 
@@ -357,7 +367,8 @@ def test_another_mixing_starts_near_the_identity(mixing: str, streams: int) -> N
     if mixing == "permutations":
         # As many permutations keep a stream at its place as move it to another one; the identity keeps it.
         each = math.factorial(streams - 1) * small
-        expected = each.expand(streams, streams).clone().fill_diagonal_(each - small + 1)
+        expected = each.expand(streams, streams).clone()
+        expected.diagonal().copy_(each - small + 1)
         expected = expected / (1 + (math.factorial(streams) - 1) * small)
     else:
         kept = torch.eye(2, dtype=torch.float64)
@@ -410,13 +421,13 @@ def test_identity_hc_equals_hy4(streams: int, depth: int) -> None:
 def test_identity_hc_starts_as_hy4(streams: int) -> None:
     placement = IdentityHC(variant="hy4", streams=streams)
     model = build_small(small_config(NORM, placement, depth=2), filled=False).gpt
-    theirs = small_hy_v4(model.embed.tokens.embedding_dim, 2, streams)
-    for block, layer in zip(model.blocks, theirs.layers, strict=True):
+    theirs: Any = small_hy_v4(model.embed.tokens.embedding_dim, 2, streams)
+    for block, layer in zip(blocks_of(model), theirs.layers, strict=True):
         for ours, their_part in ((block.wiring.attn, layer.attn_hc), (block.wiring.mlp, layer.ffn_hc)):
             torch.testing.assert_close(ours.base, their_part.base)
             torch.testing.assert_close(ours.scale, their_part.scale)
-    torch.testing.assert_close(model.head.close.base, theirs.hc_head.hc_base)
-    torch.testing.assert_close(model.head.close.scale, theirs.hc_head.hc_scale)
+    torch.testing.assert_close(close_of(model).base, theirs.hc_head.hc_base)
+    torch.testing.assert_close(close_of(model).scale, theirs.hc_head.hc_scale)
 
 
 @pytest.mark.parametrize("depth", [2, 9])
@@ -465,9 +476,11 @@ def test_hyper_connections_equal_lucidrains(depth: int, streams: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_hyper_connections_start_as_lucidrains(depth: int) -> None:
-    blocks = build_small(small_config(NORM, HyperConnections(), depth=depth), filled=False).gpt.blocks
-    for number, wiring in enumerate(part for block in blocks for part in (block.wiring.attn, block.wiring.mlp)):
-        theirs = hyper_connections.HyperConnections(4, dim=16, layer_index=number).double()
+    model = build_small(small_config(NORM, HyperConnections(), depth=depth), filled=False).gpt
+    for number, wiring in enumerate(
+        part for block in blocks_of(model) for part in (block.wiring.attn, block.wiring.mlp)
+    ):
+        theirs: Any = hyper_connections.HyperConnections(4, dim=16, layer_index=number).double()
         torch.testing.assert_close(wiring.mixing, theirs.static_alpha)
         torch.testing.assert_close(wiring.beta, theirs.static_beta)
         torch.testing.assert_close(wiring.fn[1:].mT, theirs.dynamic_alpha_fn)

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,9 +11,9 @@ import pytest
 import statsmodels.formula.api as smf
 from scipy import stats
 
-from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
+from normlab.analysis.contrasts import MIN_P_EQUAL, Key, pool_residuals
 from normlab.analysis.factor_tests.run import run_test
-from normlab.analysis.intervals import mean_interval
+from normlab.analysis.intervals import Replicate, mean_interval
 from normlab.analysis.table import summarize_by
 
 SEEDS = (0, 1, 2)
@@ -26,7 +28,7 @@ def losses_of(placement: str, depth: int, warmup: int, rng: np.random.Generator)
 def make_sweep(make_run, tmp_path):
     """Writes a grid of placement, depth, warm-up and seed; returns the table of its cells and the losses."""
 
-    def make(outcomes=None, seeds=SEEDS, depths=(2, 4, 8)):
+    def make(outcomes=None, seeds: Iterable[int] = SEEDS, depths: Iterable[int] = (2, 4, 8)):
         rng = np.random.default_rng(0)
         rows = []
         for placement, depth, warmup, seed in itertools.product(("pre", "post"), depths, (0, 100), seeds):
@@ -71,8 +73,11 @@ def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
     table, frame = make_sweep(seeds=range(5))
     row = run_test("trend", table.cells, table.factors, over=["depth"])[0]
     group = frame[(frame.placement == "post") & (frame.warmup == 0)]
-    slopes = [stats.linregress(np.log(each.depth), each.loss).slope for _, each in group.groupby("seed")]
-    test = stats.ttest_1samp(slopes, 0)
+    slopes: list[float] = []
+    for _, each in group.groupby("seed"):
+        fit: Any = stats.linregress(np.log(each.depth), each.loss)
+        slopes.append(fit.slope)
+    test: Any = stats.ttest_1samp(slopes, 0)
     assert (row["method"], row["p"]) == ("paired t", pytest.approx(test.pvalue, rel=1e-9))
     assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval()), rel=1e-9)
 
@@ -100,7 +105,7 @@ def test_divergence_counts_as_infinity_in_an_interaction(make_sweep, diverged, e
 # Pooling
 
 
-def table_of(values: np.ndarray) -> dict:
+def table_of(values: np.ndarray) -> dict[Key, dict[Replicate, float]]:
     """(k, n) losses as cells by key and replicate."""
     return {(cell,): {(seed, seed): float(loss) for seed, loss in enumerate(row)} for cell, row in enumerate(values)}
 
@@ -111,11 +116,11 @@ def test_cells_that_cannot_be_pooled(problem):
     table = table_of(values)
     assert pool_residuals(table) is not None
     if problem == "other seeds":
-        table[0,] = {(seed + 1, seed + 1): loss for (seed, _), loss in table[0,].items()}
+        table[0,] = {(seed, seed): loss for seed, loss in enumerate(table[0,].values(), start=1)}
     elif problem == "divergence":
         table[0,][0, 0] = table[1,][0, 0] = math.inf
     elif problem == "crossed":
-        pairs = list(itertools.product((0, 1), (0, 1)))
+        pairs: list[Replicate] = list(itertools.product((0, 1), (0, 1)))
         table = {key: dict(zip(pairs, [*losses.values(), 2.0], strict=True)) for key, losses in table.items()}
     else:
         shape = {"two cells": (2, 3), "one seed": (4, 1), "five seeds": (4, 5)}[problem]
@@ -142,6 +147,8 @@ def test_coverage(cells, seeds, seed_effect):
             low, high, _ = pool.interval(estimate, (1, -1), seeds)
         else:
             interval = mean_interval({(i, i): float(value) for i, value in enumerate(differences)})
+            assert interval.low is not None
+            assert interval.high is not None
             low, high = interval.low, interval.high
         covered += low <= 0 <= high
     assert 0.93 < covered / sweeps < 0.97

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from normlab.report.figure_layout import Line, Panel
 from normlab.report.figure_points import Point
 from normlab.store.runs import RunFolder
 
-SMALL = {"context": 32, "width": 32, "steps": 220, "batch_size": 4}
+SMALL: dict[str, Any] = {"context": 32, "width": 32, "steps": 220, "batch_size": 4}
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3)
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
@@ -315,8 +316,8 @@ def test_the_axis_of_losses_fits_what_was_trained():
     """It leaves out the first tenth of the steps, and the end of an interval that is longer than the range."""
     early = curve_figure("val_loss", curve_points(9.0, *[2 - index / 100 for index in range(20)]), "").y
     assert (early.low, early.high) == pytest.approx((1.81 - 0.18 * 0.08, 1.99 + 0.18 * 0.08))
-    spread = curve_points(1.0, 2.0)
-    spread[0].lines[0].points.append(Point(2, 1.5, -50, 60))
+    (line,) = curve_points(1.0, 2.0)[0].lines
+    spread = [Panel("", [replace(line, points=[*line.points, Point(2, 1.5, -50, 60)])])]
     axis = curve_figure("val_loss", spread, "").y
     assert (axis.low, axis.high) == pytest.approx((0 - 0.24, 3 + 0.24))
 
@@ -339,7 +340,7 @@ def test_the_drawing_has_the_points_and_the_diverged_seeds(table):
     assert [axis.get_xlabel() for axis in axes] == ["depth", "depth"]
     assert axes[0].get_ylabel() == "validation loss, nats/token"
     for axis, panel in zip(axes, figure.panels, strict=True):
-        drawn = [(line.get_color(), [*map(float, line.get_ydata())]) for line in axis.get_lines()]
+        drawn = [(line.get_color(), np.asarray(line.get_ydata(), dtype=float).tolist()) for line in axis.get_lines()]
         for line in panel.lines:
             means = [point.y for point in line.points if point.y is not None]
             assert (line.color, means) in drawn
@@ -403,7 +404,8 @@ def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_comm
 
 
 def test_a_notebook_shows_the_figure(table):
-    shown = draw(make_figure("factor", table))._repr_png_()
+    notebook: Any = draw(make_figure("factor", table))
+    shown = notebook._repr_png_()
     assert shown.startswith(b"\x89PNG")
 
 

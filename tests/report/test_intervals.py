@@ -2,26 +2,39 @@
 
 import itertools
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from normlab.analysis.cells import SeedMean
-from normlab.analysis.intervals import format_losses, mean_interval
-from normlab.analysis.paired_tests import holm, paired_test
+from normlab.analysis.intervals import Interval, Replicate, format_losses, mean_interval
+from normlab.analysis.paired_tests import PairedTest, holm, paired_test
 
 inf = math.inf
 
 
-def independent(values):
+def independent(values: Iterable[float]) -> dict[Replicate, float]:
     """Return values by independent replicate: each has its own seed and data seed."""
     return {(index, index): value for index, value in enumerate(values)}
 
 
-def crossed(table):
+def crossed(table: Sequence[Sequence[float | None]]) -> dict[Replicate, float]:
     """Return the values of a table by replicate: rows are seeds, columns are data seeds; None is left out."""
     return {(i, j): value for i, row in enumerate(table) for j, value in enumerate(row) if value is not None}
+
+
+def covers(found: Interval, value: float) -> bool:
+    assert found.low is not None
+    assert found.high is not None
+    return found.low <= value <= found.high
+
+
+def rejected(found: PairedTest) -> bool:
+    assert found.p is not None
+    return found.p < 0.05
 
 
 def test_mean_interval_equals_scipy():
@@ -41,7 +54,8 @@ def test_one_value_or_an_infinite_one_has_no_interval():
 
 def test_paired_t_test_equals_scipy():
     a, b = np.random.default_rng(0).normal(size=(2, 7))
-    found, reference = paired_test(independent((a - b).tolist())), stats.ttest_rel(a, b)
+    found = paired_test(independent((a - b).tolist()))
+    reference: Any = stats.ttest_rel(a, b)
     assert (found.p, found.test) == (pytest.approx(reference.pvalue, rel=1e-10), "paired t")
     low, high = reference.confidence_interval(0.95)
     assert found[:3] == pytest.approx((np.mean(a - b), low, high), rel=1e-10)
@@ -91,6 +105,7 @@ def test_rank_interval_has_exactly_the_shifts_that_are_not_rejected():
     inside = [shift for shift in np.linspace(-1, 1, 401) + 1e-4 if by_enumeration(np.array(differences) - shift) > 0.05]
     assert found.low == pytest.approx(inside[0], abs=0.006)
     assert found.high == inf or found.high == pytest.approx(inside[-1], abs=0.006)
+    assert found.high is not None
     assert found.low < found.estimate <= found.high
 
 
@@ -159,6 +174,7 @@ def test_variance_is_at_least_that_of_either_factor():
     assert rest > min(rows, columns)
     found = mean_interval(crossed(table.tolist()))
     half = stats.t.ppf(0.975, 3) * math.sqrt(max(rows, columns) / 16)
+    assert found.high is not None
     assert found.high - found.estimate == pytest.approx(half, rel=1e-9)
 
 
@@ -183,12 +199,12 @@ def test_simulated_coverage_over_crossed_seeds_is_at_least_nominal(a, b, deviati
     tables = 2.3 + effects(np.random.default_rng(5), a, b, *deviations, size=(repeated,))
     found = [mean_interval(crossed(table)) for table in tables.tolist()]
     noise = math.sqrt(0.05 * 0.95 / repeated)
-    assert np.mean([each.low <= 2.3 <= each.high for each in found]) >= 0.95 - 3 * noise
+    assert np.mean([covers(each, 2.3) for each in found]) >= 0.95 - 3 * noise
     naive = [mean_interval(independent(table)) for table in tables.reshape(repeated, -1).tolist()]
     if deviations[2] < 1:
-        assert np.mean([each.low <= 2.3 <= each.high for each in naive]) < 0.85
-    rejected = [paired_test(crossed(table)).p < 0.05 for table in (tables[:300] - 2.3).tolist()]
-    assert rejected == [not each.low <= 2.3 <= each.high for each in found[:300]]
+        assert np.mean([covers(each, 2.3) for each in naive]) < 0.85
+    decisions = [rejected(paired_test(crossed(table))) for table in (tables[:300] - 2.3).tolist()]
+    assert decisions == [not covers(each, 2.3) for each in found[:300]]
 
 
 INCOMPLETE = {
@@ -207,7 +223,7 @@ def test_simulated_coverage_over_incomplete_crossings_is_at_least_nominal(name, 
     tables = effects(np.random.default_rng(6), a, b, *deviations, size=(repeated,)).tolist()
     found = [mean_interval({(i, j): table[i][j] for i, j in pairs}) for table in tables]
     assert str(found[0].design) == name
-    assert np.mean([each.low <= 0 <= each.high for each in found]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repeated)
+    assert np.mean([covers(each, 0) for each in found]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repeated)
 
 
 def test_crossed_pairs_with_divergence_use_the_larger_p_value_of_both_factors():
@@ -237,21 +253,22 @@ def test_simulated_rejection_rate_of_crossed_pairs_with_divergence_is_at_most_no
     tables[draw.random(tables.shape) < 0.05] = inf
     tables *= draw.choice([-1, 1], (repeated, 1, 1))  # neither side diverges more often
     tables[:, 0, 0] = inf * draw.choice([-1, 1], repeated)
-    rejected = [paired_test(crossed(table)).p < 0.05 for table in tables.tolist()]
-    assert np.mean(rejected) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)
+    decisions = [rejected(paired_test(crossed(table))) for table in tables.tolist()]
+    assert np.mean(decisions) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeated)
 
 
 def test_losses_of_two_seeds_are_shown_themselves():
     assert format_losses({(0, 0): 2.5}) == "2.5000"
     assert format_losses({(1, 1): 2.25, (0, 0): 2.5}) == "2.5000 and 2.2500"
-    mean, _, high, _ = mean_interval(three := {(0, 0): 2.5, (1, 1): 2.25, (2, 2): 2.0})
+    three = independent([2.5, 2.25, 2.0])
+    mean, _, high, _ = mean_interval(three)
     assert high is not None
     assert format_losses(three) == f"{mean:.4f} ± {high - mean:.4f}"
 
 
 def test_an_interval_is_cut_at_the_lowest_possible_mean():
     """As of losses, which are not negative; two values have a wide interval."""
-    values = {(0, 0): 2.0, (1, 1): 2.5}
+    values = independent([2.0, 2.5])
     low, high = stats.t.interval(0.95, 1, 2.25, stats.sem([2.0, 2.5]))
     assert low < 0
     assert mean_interval(values)[:3] == pytest.approx((2.25, low, high))

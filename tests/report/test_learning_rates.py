@@ -1,11 +1,12 @@
 import math
+from collections.abc import Sequence
 
-from normlab.analysis.learning_rates import arrange, best_lr, ranking, shared_lr
+from normlab.analysis.learning_rates import Losses, arrange, best_lr, ranking, shared_lr
 
 inf = math.inf
 
 
-def grid(**losses):
+def grid(**losses: Sequence[float]) -> Losses:
     """Return losses by learning rate and replicate: grid(a=[1, 2]) is learning rate 1e-4 with two seeds."""
     rates = {"a": 1e-4, "b": 3e-4, "c": 1e-3, "d": 3e-3, "e": 1e-2}
     return {rates[name]: {(seed, 0): loss for seed, loss in enumerate(values)} for name, values in losses.items()}

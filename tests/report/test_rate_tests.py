@@ -82,7 +82,8 @@ def test_range(rows: Callable[..., dict[str, Any]], losses: np.ndarray) -> None:
         check(found[f"{name}: pre-norm"], values[0], math.exp)
         check(found[f"{name}: post-norm"], values[1], math.exp)
         check(found[f"{name}: post-norm / pre-norm"], values[1] - values[0], math.exp)
-        assert found[f"{name}: post-norm / pre-norm"]["p"] == pytest.approx(stats.ttest_rel(*values).pvalue)
+        compared = stats.ttest_rel(values[0], values[1])
+        assert found[f"{name}: post-norm / pre-norm"]["p"] == pytest.approx(compared.pvalue)
 
 
 def test_the_figure_of_learning_rates_marks_the_highest(

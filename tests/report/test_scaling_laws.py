@@ -330,11 +330,15 @@ def test_figure(make_ladder, tmp_path):
         assert line.law[-1].x == pytest.approx(10 * line.points[-1].x)
         # The law of the figure is that of the table: E + A C^-alpha.
         e, alpha = rows["E: all arms"]["estimate"], rows[f"exponent: {line.label}"]["estimate"]
-        above = [point.y - e for point in line.law]
+        heights: list[float] = []
+        for point in line.law:
+            assert point.y is not None
+            heights.append(point.y)
+        above = [height - e for height in heights]
         slope = math.log(above[0] / above[-1]) / math.log(line.law[-1].x / line.law[0].x)
         assert slope == pytest.approx(alpha)
         for point, mean in zip(line.points, means, strict=True):
-            law = np.interp(math.log(point.x), [math.log(each.x) for each in line.law], [each.y for each in line.law])
+            law = np.interp(math.log(point.x), [math.log(each.x) for each in line.law], heights)
             assert law == pytest.approx(mean, abs=0.02)
     assert "Lines: the laws of `normlab summarize --test scaling`" in figure.caption
     for suffix, start in ((".pdf", b"%PDF"), (".png", b"\x89PNG"), (".svg", b"<?xml")):

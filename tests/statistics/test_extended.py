@@ -122,11 +122,10 @@ def test_attention_statistics_equal_a_loop_over_queries(
 def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
     measured, model, _ = extended_statistics("peri", "norm=rmsnorm")
     tokens, _ = batch("peri")
+    blocks: list[Any] = list(model.blocks)
     streams, hidden = [], []
-    handles = [
-        part.register_forward_pre_hook(lambda m, a: streams.append(a[0])) for part in (*model.blocks, model.head)
-    ]
-    handles += [b.mlp.down.register_forward_pre_hook(lambda m, a: hidden.append(a[0])) for b in model.blocks]
+    handles = [part.register_forward_pre_hook(lambda m, a: streams.append(a[0])) for part in (*blocks, model.head)]
+    handles += [b.mlp.down.register_forward_pre_hook(lambda m, a: hidden.append(a[0])) for b in blocks]
     model(tokens)
     for handle in handles:
         handle.remove()
@@ -172,7 +171,7 @@ def test_gradient_statistics_equal_a_loop_over_examples(
             square = mean.square().sum().item() - trace / examples
             site, place = where(name, depth)
             # Relative to the trace: the squared mean is a difference.
-            near = {"rel": 1e-10, "abs": 1e-10 * trace + 1e-25}
+            near: dict[str, Any] = {"rel": 1e-10, "abs": 1e-10 * trace + 1e-25}
             assert measured["gns_trace", site, place] == pytest.approx(trace, **near), name
             assert measured["gns_square", site, place] == pytest.approx(square, **near), name
             if p.dim() == 2:

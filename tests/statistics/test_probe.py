@@ -33,7 +33,8 @@ def probed(placement: str, *overrides: str) -> tuple[dict[Any, float], GPT, Tens
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     measurement = Probe(model, NAMES, tokens[0], tokens[1], preconditioner)()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(block.attn.kernel is sdpa for block in model.blocks)
+    blocks: list[Any] = list(model.blocks)
+    assert all(block.attn.kernel is sdpa for block in blocks)
     assert model.training
     return (
         dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)),
@@ -50,7 +51,8 @@ def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
 
 def test_sharpness_equals_the_full_hessian() -> None:
     measured, model, tokens, targets, preconditioner = probed("pre", "model.depth=1", "norm=rmsnorm")
-    for block in model.blocks:
+    blocks: list[Any] = list(model.blocks)
+    for block in blocks:
         block.attn.kernel = attend
     named = dict(model.named_parameters())
     flat = torch.cat([p.detach().flatten() for p in named.values()])
@@ -128,7 +130,7 @@ def test_jacobian_gain_is_with_respect_to_the_blocks_input(placement: str) -> No
                 stream = block(stream)
             return main_stream(stream)
 
-        output, vjp = torch.func.vjp(last, x)
+        output, vjp, *_ = torch.func.vjp(last, x)
         generator, gain = torch.Generator().manual_seed(0), 0.0
         for _ in range(4):
             v = torch.randn(output.shape, generator=generator).to(output)

@@ -128,7 +128,8 @@ def test_damaged_description_is_reported_and_its_rows_are_kept(stored: Statistic
     (stored.path / "core.json").write_bytes(b"{}")
     problems: list[str] = []
     assert [part.layout for _, part in stored.parts(problems)] == [other]
-    assert re.search(r"core\.json: is damaged.*restore a copy", *problems)
+    (problem,) = problems
+    assert re.search(r"core\.json: is damaged.*restore a copy", problem)
     stored.truncate(30)
     stored.append("core", measured(30))
     assert steps_of(stored) == [[], [30]]

@@ -12,6 +12,7 @@ import pytest
 from synthetic_runs import Record
 
 from normlab.analysis import settings
+from normlab.catalogue.corpora import FilesData
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import Placement
 from normlab.config.recorded import config_from_record
@@ -72,6 +73,7 @@ def test_a_path_that_is_no_utf8_is_read(tmp_path: Path) -> None:
     run["config"]["data"] |= {"name": "files", "path": ["caf\udce9.txt"]}
     record = RunRecord.load(write(tmp_path / "abc", run))
     assert record.options["data.path"] == json.dumps(["caf\udce9.txt"])
+    assert isinstance(record.config.data, FilesData)
     assert record.config.data.path == ["caf\udce9.txt"]
 
 

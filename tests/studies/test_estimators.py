@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy import stats
 
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns, chosen_lrs
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.intervals import Replicate
 from normlab.analysis.sequences import share_sequence, typical_sequence, typical_value
 from normlab.base.errors import ConfigError
 from normlab.store.record import RunRecord
@@ -79,14 +81,18 @@ def test_the_learning_rate_is_chosen_on_other_seeds_than_it_is_judged_on(runs, t
     assert estimate.value == pytest.approx(typical_value(table[0, 0, 1, CHOOSING_SEEDS:]))
 
 
+def by_seed(*losses: float) -> dict[Replicate, float]:
+    return {(seed, seed): loss for seed, loss in enumerate(losses)}
+
+
 def test_chosen_are_the_learning_rates_within_one_standard_error_of_the_best():
-    best = dict(enumerate((2.0, 2.0, 2.0, 2.0)))
-    within = dict(enumerate((2.01, 1.98, 2.04, 1.99)))  # mean 0.005, standard error 0.013
-    beyond = dict(enumerate((2.03, 2.0, 2.05, 2.0)))  # mean 0.02, standard error 0.012
+    best = by_seed(2.0, 2.0, 2.0, 2.0)
+    within = by_seed(2.01, 1.98, 2.04, 1.99)  # mean 0.005, standard error 0.013
+    beyond = by_seed(2.03, 2.0, 2.05, 2.0)  # mean 0.02, standard error 0.012
     losses = {3e-4: within, 1e-3: beyond, 3e-3: best}
     assert chosen_lrs(3e-3, losses, ()) == [3e-4, 3e-3]
     assert chosen_lrs(3e-3, losses, {3e-4}) == [3e-3]
-    assert chosen_lrs(3e-3, {3e-4: dict(enumerate((2.5, 2.6, 2.5, 2.6))), 3e-3: best}, ()) == [3e-3]
+    assert chosen_lrs(3e-3, {3e-4: by_seed(2.5, 2.6, 2.5, 2.6), 3e-3: best}, ()) == [3e-3]
 
 
 def test_an_arm_is_its_mean_over_the_chosen_learning_rates(runs, table):
@@ -113,7 +119,9 @@ def test_a_single_learning_rate_is_judged_by_all_seeds(runs, table):
 
 def test_the_contrast_at_a_common_learning_rate_is_that_of_the_choosing_seeds(runs, table):
     table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
-    value, lr = difference("placement=post", "placement=pre").at_a_common_rate(runs(loss_in(table)))
+    found = difference("placement=post", "placement=pre").at_a_common_rate(runs(loss_in(table)))
+    assert found is not None
+    value, lr = found
     assert lr in RATES
     chosen = table[:, 0, RATES.index(lr), :CHOOSING_SEEDS]
     assert value == pytest.approx((chosen[1] - chosen[0]).mean())
@@ -130,10 +138,11 @@ def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
     made = runs(loss_in(table), depths=(4, 8, 16))
     slope = Slope("placement=post", "model.depth", minus="placement=pre").estimate(made)
     x = np.log([4, 8, 16])
-    slopes = [
-        stats.linregress(x, table[1, :, 1, seed]).slope - stats.linregress(x, table[0, :, 1, seed]).slope
-        for seed in JUDGED
-    ]
+    slopes: list[float] = []
+    for seed in JUDGED:
+        of_post: Any = stats.linregress(x, table[1, :, 1, seed])
+        of_pre: Any = stats.linregress(x, table[0, :, 1, seed])
+        slopes.append(of_post.slope - of_pre.slope)
     assert slope.value == pytest.approx(typical_value(slopes))
     assert slope.bounds == ends(slopes)
 

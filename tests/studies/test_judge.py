@@ -9,6 +9,7 @@ from scipy import stats
 
 from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.intervals import Replicate
 from normlab.analysis.sequences import typical_sequence, typical_value
 from normlab.analysis.settings import setting
 from normlab.config.compose import compose_run
@@ -145,6 +146,7 @@ def test_the_estimate_at_the_best_rates_alone(make_run, tmp_path, estimator):
         best[8] = [losses[8, 1e-2, seed] for seed in range(CHOOSING_SEEDS, CHOOSING_SEEDS + 8)]
     differences = [(deep - shallow) / scale for deep, shallow in zip(best[8], best[4], strict=True)]
     expected = (typical_value(differences), *typical_sequence(differences, 0.05))
+    assert judgement.at_best is not None
     assert dataclasses.astuple(judgement.at_best) == pytest.approx(expected)
     assert judgement.at_best.estimate != pytest.approx(judgement.estimate.value)
 
@@ -266,6 +268,7 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
     by = {(run.config.placement.name, run.config.seed): run.loss for run in found if run.lr == 3e-3}
     sd = np.std([by["post", seed] - by["pre", seed] for seed in range(CHOOSING_SEEDS)], ddof=1)
     low, high = (sd * np.sqrt((CHOOSING_SEEDS - 1) / stats.chi2.ppf(q, CHOOSING_SEEDS - 1)) for q in (0.1, 0.9))
+    assert power is not None
     assert power.seeds == CHOOSING_SEEDS
     rng = np.random.default_rng(5)
     for stated, deviation in ((power.value, sd), (power.low, low), (power.high, high)):
@@ -286,6 +289,7 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
 def test_the_largest_deviation_has_a_power_of_80_percent(criterion, effect, alpha):
     claim = dataclasses.replace(CLAIM, criterion=criterion, effect=effect)
     deviation = largest_deviation(claim, tests=3)
+    assert deviation is not None
     rng, (least, most) = np.random.default_rng(5), criterion.limits
     supported = 0
     for values in rng.normal(effect, deviation, (400, LOOKS[-1])):
@@ -315,7 +319,7 @@ class BestLoss(Estimator):
 
     def estimate(self, runs):
         arm = runs.arm(self.where)
-        losses = {run.replicate: run.loss for run in arm.judged() if run.lr == arm.best_lr}
+        losses: dict[Replicate, float] = {run.replicate: run.loss for run in arm.judged() if run.lr == arm.best_lr}
         return dataclasses.replace(over_seeds(losses), rates={self.where: arm.chosen_lrs})
 
 
@@ -334,6 +338,7 @@ def test_verdicts_are_corrected_for_all_claims_of_the_study(results):
     judged = judge(dataclasses.replace(STUDY, claims=same), found, unverified={}).claims
     assert [each.p for each in judged] == pytest.approx([4 * found_alone.p] * 4)
     estimate = found_alone.estimate
+    assert estimate.deviation is not None
     close = dataclasses.replace(CLAIM, criterion=AtLeast(estimate.value - 1.75 * estimate.deviation))
     alone = verdict(dataclasses.replace(STUDY, claims=[close]), found)
     assert alone.verdict == "supported"
@@ -356,7 +361,7 @@ def test_a_claim_is_open_while_more_seeds_may_decide_it(results, bound, is_open)
 def test_arms_with_one_learning_rate_have_more_seeds():
     """With 26 seeds, a claim near its limit is futile where 24 seeds are the most, and open where 30 are."""
     values = np.random.default_rng(0).normal(0.0, 0.02, 26)
-    values += 0.1 - typical_value(values)
+    values += 0.1 - typical_value(values.tolist())
     estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
     low, _ = estimate.interval(0.05)
     claim = dataclasses.replace(CLAIM, criterion=AtLeast(low + 1e-4))

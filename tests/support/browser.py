@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from browser import FLAGS, NAMES, find_browser
@@ -24,6 +25,9 @@ def executable() -> str:
     return path
 
 
+Theme = Literal["light", "dark"]
+
+
 @contextmanager
 def start_browser() -> Iterator[Browser]:
     """Start a browser until the end of the block."""
@@ -35,7 +39,7 @@ def start_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, path: Path, size: tuple[int, int] = WIDE, theme: str = "light") -> Iterator[Page]:
+def opened(browser: Browser, path: Path, size: tuple[int, int] = WIDE, theme: Theme = "light") -> Iterator[Page]:
     """Open a local page without a network; it must make no request and write nothing to its console."""
     width, height = size
     context = browser.new_context(

@@ -72,6 +72,7 @@ def reference(
                 module = block.get_submodule(f"wiring.{sub}.norms.{norm}")
                 handles.append(module.register_forward_hook(keep_both(f"{sub}.{norm}", layer)))
     if placement != "post":
+        assert model.head.close is not None
         handles.append(model.head.close.register_forward_hook(keep_both("close", depth + 1)))
     logits = model(tokens)
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -83,6 +84,7 @@ def reference(
     for layer, x in enumerate(streams, start=1):
         values |= _of_stream("resid", layer, x)
         values["resid_uniform", "", layer] = _uniform(x)
+        assert x.grad is not None
         values["dresid_rms", "", layer] = tokens.numel() * x.grad.square().mean().sqrt().item()
         if layer <= depth:
             cosine = nn.functional.cosine_similarity(x, streams[layer], dim=-1)
@@ -100,6 +102,7 @@ def reference(
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
         site, layer = where(name, depth)
+        assert p.grad is not None
         values["grad_norm", site, layer] = p.grad.norm().item()
         values["param_norm", site, layer] = p.detach().norm().item()
     nn.utils.clip_grad_norm_(model.parameters(), clip)

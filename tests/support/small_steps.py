@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from normlab.catalogue.placements.base import load_all
 from normlab.catalogue.statistics.statistic import CORE
@@ -24,9 +25,9 @@ def config_of(*overrides: str) -> RunConfig:
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
     optimizer = Optimizer([config.optim], runner.params, groups_of(runner.model))
-    clip = (
-        torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
-    )
+    clip: Tensor | float | None = config.optim.clip
+    if clip is not None and runner.run_shape:
+        clip = torch.full(runner.run_shape, clip, dtype=torch.float64)
     measure = CoreStatistics(runner, config.stats.names(CORE))
     average = None if config.eval.ema is None else WeightAverage(runner.params, config.eval.ema)
     return Step(

@@ -80,7 +80,7 @@ def _name(item: Any) -> str:
 
 def _records(folder: Path) -> Iterator[Any]:
     """Yield the records of a .wandb file: 7 bytes of header, then LevelDB's log, in blocks of 32 KiB."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]  # made at import
 
     (path,) = folder.glob("*.wandb")
     data = path.read_bytes()

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from scipy import stats
 from scipy.integrate import quad
 from synthetic_runs import Record
@@ -80,6 +81,15 @@ def plans(command: Sequence[str], *, extend: bool = False) -> Iterator[PlannedSw
         yield planned
 
 
+def train_all(command: Sequence[str], loss: Callable[[dict[str, Any]], float] = parabola) -> list[PlannedSweep]:
+    """Train every plan of a command, and return the plans."""
+    made: list[PlannedSweep] = []
+    for planned in plans(command):
+        train(planned, loss=loss)
+        made.append(planned)
+    return made
+
+
 def with_norms(norms: str) -> list[str]:
     """Return the grid with other norms."""
     return [text.replace("rmsnorm,dyt", norms) for text in GRID]
@@ -98,11 +108,7 @@ def searched(overrides: list[str]) -> Callable[..., list[PlannedSweep]]:
     """Return a function that makes all the sweeps of a search, and returns their plans."""
 
     def call(*more: str) -> list[PlannedSweep]:
-        made = []
-        for planned in plans([*overrides, *GRID, *more]):
-            train(planned)
-            made.append(planned)
-        return made
+        return train_all([*overrides, *GRID, *more])
 
     return call
 
@@ -194,9 +200,8 @@ def test_a_diverged_trial_is_never_the_best(overrides: list[str]) -> None:
         return math.inf if config["optim"]["lr"] > 1e-3 else UNIFORM + 0.1
 
     command = ["sweep.name=bad", "optim.lr=search(1e-4,1e-1)", "sweep.trials=4", "seed=0"]
-    for planned in plans([*overrides, *command]):
-        train(planned, loss=loss)
-    (run,) = read_plan(planned.folder).runs
+    *_, judged = train_all([*overrides, *command], loss)
+    (run,) = read_plan(judged.folder).runs
     assert run.config["optim"]["lr"] < 1e-3
 
 
@@ -234,11 +239,9 @@ def test_trials_are_added_until_the_search_is_judged(overrides: list[str]) -> No
         if planned.folder.name == "found":  # not trained
             break
         train(planned)
-    for planned in plans([*few[:-1], "sweep.trials=12"]):
-        train(planned)
-    extended, results = planned.folder.with_name("found-search"), planned.folder.parent.parent
-    for once in plans([*few[:-1], "sweep.trials=12", f"results_dir={results}/once"]):
-        train(once)
+    *_, later = train_all([*few[:-1], "sweep.trials=12"])
+    extended, results = later.folder.with_name("found-search"), later.folder.parent.parent
+    *_, once = train_all([*few[:-1], "sweep.trials=12", f"results_dir={results}/once"])
     assert sorted(rates(read_plan(extended))) == sorted(rates(read_plan(once.folder.with_name("found-search"))))
 
 
@@ -304,7 +307,7 @@ def test_several_options_and_whole_numbers(searched: Callable[..., list[PlannedS
 
 def test_optuna_reads_the_journal(searched: Callable[..., list[PlannedSweep]]) -> None:
     *_, search, _ = searched("sweep.trials=5")
-    backend = optuna.storages.journal.JournalFileBackend(str(search.folder / "search.journal"))
+    backend = JournalFileBackend(str(search.folder / "search.journal"))
     storage = optuna.storages.JournalStorage(backend)
     for norm in OPTIMUM:
         study = optuna.load_study(study_name=f"norm={norm}", storage=storage)
@@ -534,9 +537,10 @@ def test_seeds_are_added_until_every_difference_is_decided(overrides: list[str],
 def test_a_growing_sweep_that_is_killed_has_the_same_seeds(overrides: list[str], tmp_path: Path) -> None:
     calm = grow([*overrides, *UNTIL, f"results_dir={tmp_path / 'calm'}"])
     command = [*overrides, *UNTIL, f"results_dir={tmp_path / 'wild'}"]
-    while wild := grow(command, most=1):
-        last = wild[-1]
-    assert rates(last.plan) == rates(calm[-1].plan)
+    wild: list[PlannedSweep] = []
+    while grown := grow(command, most=1):
+        wild += grown
+    assert rates(wild[-1].plan) == rates(calm[-1].plan)
 
 
 def test_it_ends_with_the_largest_number_of_seeds(overrides: list[str]) -> None:

@@ -163,7 +163,7 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
     assert config["init"] == "gpt2_scaled"
     assert config.pop("record") == {key: value for key, value in run.items() if key != "config"}
     assert config == run["config"] | resolved
-    summary = summary_of(RunRecord.read(folder))
+    summary = summary_of(RunRecord.load(folder))
     status = folder.status()
     assert (summary["state"], summary["outcome"]) == (status["state"], status["outcome"])
     assert (summary["val_loss"], summary["best_val_loss"]) == (status["val_loss"], status["best_val_loss"])
@@ -175,7 +175,7 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
 
 def test_a_diverged_run_has_no_final_loss(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "train.steps=30", "optim.lr=1e9", "optim.clip=null", "norm=none")
-    summary = summary_of(RunRecord.read(folder))
+    summary = summary_of(RunRecord.load(folder))
     assert (summary["state"], summary["outcome"]) == ("diverged", "diverged")
     assert "val_loss" not in summary
     assert list(sent(folder))[-1] == folder.status()["diverged"]["step"]

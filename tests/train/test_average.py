@@ -11,6 +11,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.report.figure_points import read_curves
 from normlab.report.runs_table import summarize
+from normlab.store.record import RunRecord
 from normlab.tracking.console import Console
 from normlab.training.average import WeightAverage
 from normlab.training.evaluate import Validation
@@ -38,8 +39,13 @@ def averaged(runner: ModelRunner, updated: Tensor) -> tuple[WeightAverage, dict[
         history.append({name: p.detach().clone() for name, p in runner.params.items()})
         average.add(runner.params, torch.tensor(float(count)), updated)
     weights = [DECAY ** (STEPS - 1 - step) for step in range(STEPS)]
-    total = {name: sum(w * each[name] for w, each in zip(weights, history, strict=True)) for name in initial}
-    return average, initial, {name: tensor / sum(weights) for name, tensor in total.items()}
+    expected: dict[str, Tensor] = {}
+    for name, p in initial.items():
+        total = torch.zeros_like(p)
+        for w, each in zip(weights, history, strict=True):
+            total += w * each[name]
+        expected[name] = total / sum(weights)
+    return average, initial, expected
 
 
 @pytest.mark.parametrize("runs", [0, 2])
@@ -89,4 +95,4 @@ def test_loss_of_the_average_is_shown(overrides: list[str]) -> None:
     assert f"ema {last:.4f}" in stream.getvalue()
     (row,) = summarize(record.folder.path)
     assert row["val_loss_ema"] == last
-    assert read_curves(record, [])["val_loss_ema"].values.tolist() == losses
+    assert read_curves(RunRecord.load(record.folder), [])["val_loss_ema"].values.tolist() == losses

@@ -119,7 +119,7 @@ with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimiser_is_complete(name: str) -> None:
-    kind = OPTIMIZERS[name]
+    kind: Any = OPTIMIZERS[name]
     options = kind()
     assert options.name == name
     assert kind.formula
@@ -276,12 +276,17 @@ def test_clipping_equals_torch(clip: float) -> None:
     out = step(tokens[:, :-1], tokens[:, 1:], [hyperparameters_at(config.optim, 10, 0)])
     logits = other(tokens[:, :-1])
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    before = {n: p.grad.clone() for n, p in other.named_parameters()}
+    before: dict[str, torch.Tensor] = {}
+    for name, p in other.named_parameters():
+        assert p.grad is not None
+        before[name] = p.grad.clone()
     norm = torch.nn.utils.clip_grad_norm_(other.parameters(), clip)
     _, grad_norm, clip_factor, _ = out.scalars
     torch.testing.assert_close(grad_norm, norm, rtol=1e-6, atol=0)
     largest = max(before, key=lambda n: before[n].abs().max().item())
-    factor = other.get_parameter(largest).grad / before[largest]
+    clipped = other.get_parameter(largest).grad
+    assert clipped is not None
+    factor = clipped / before[largest]
     torch.testing.assert_close(clip_factor, factor.median(), rtol=1e-5, atol=0)
 
 

@@ -43,6 +43,7 @@ def test_run_has_the_same_outcome_in_a_pack_and_single(overrides: list[str], tmp
     assert (diverged.status.outcome, diverged.state, single.state) == ("diverged", "diverged", "diverged")
     for outcome in (diverged, single):
         divergence = outcome.status.diverged
+        assert divergence is not None
         assert divergence.last_finite is not None
         assert (divergence.step, divergence.last_finite.step) == (12, 11)
         assert (outcome.status.val_loss or 0) > 7

@@ -183,8 +183,8 @@ class DoublingLinear(nn.Linear):
 def test_a_pack_calls_the_forward_pass_of_a_linear_layer_of_a_plugin() -> None:
     models = [build_model(config_of(f"seed={seed}"), VOCAB).double() for seed in (0, 1)]
     for model in models:
-        out: Any = model.blocks[0].attn.out
-        out.__class__ = DoublingLinear
+        block: Any = model.blocks[0]
+        block.attn.out.__class__ = DoublingLinear
     tokens, targets = cyclic_batch(torch.Generator().manual_seed(0), 2)
     alone = [
         SingleRun(copy.deepcopy(m), compiled=False).loss(t, y).loss

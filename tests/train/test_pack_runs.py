@@ -164,6 +164,7 @@ def test_diverged_run_is_frozen_and_the_others_keep_their_bits(tmp_path: Path) -
     divergence = wild.status()["diverged"]
     single = train(configs_of(tmp_path / "single", numbers=DIVERGING)[2], trackers=[])
     assert single.state == "diverged"
+    assert single.status.diverged is not None
     assert divergence["step"] == single.status.diverged.step == wild.status()["step"]
     assert wild.rows("train").rows[-1]["step"] == divergence["step"]
     assert steps_of(wild)[-1] == divergence["step"]

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,10 +117,11 @@ def test_branches_grow_as_in_prores(placement: str) -> None:
     config = config_of("norm=rmsnorm", f"placement={placement}", growth, "model.depth=4", "optim.lr=1e-12")
     step = step_of(config, SingleRun(build_model(config, VOCAB).double(), compiled=False))
     model, generator = step.runner.model, torch.Generator().manual_seed(0)
+    blocks: list[Any] = list(model.blocks)
     for made in range(2 * warmup):
         # As set_prores_alpha of dandingsky/ProRes at 5253e0d has it before update `made`.
         theirs = np.clip(made / np.linspace(warmup // depth, warmup, depth), 0.0, 1.0)
-        for block, factor in zip(model.blocks, theirs, strict=True):
+        for block, factor in zip(blocks, theirs, strict=True):
             for part in (block.wiring.attn, block.wiring.mlp):
                 branch = Branch(torch.ones_like)  # 1, and still 1 after a norm
                 part(torch.randn(1, 1, config.model.width, generator=generator).double(), branch)

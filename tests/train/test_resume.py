@@ -33,8 +33,8 @@ from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, dif
 
 
 def in_a_process(*arguments: str) -> subprocess.Popen[str]:
-    arguments = [sys.executable, *arguments]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # Kills and signals.

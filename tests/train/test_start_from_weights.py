@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,8 +111,10 @@ def test_norms_of_a_folder_are_tapered_away(model: str, norm: str, train: Train,
     last = run.rows("eval").rows[-1]["loss"]
     assert last < initial_loss(run) + 0.1
     tapered = load(run.path).model
-    block_norm = tapered.blocks[0].wiring.attn.norms["in"]  # pyright: ignore
-    x = torch.randn(3, 1, tapered.head.close.affine.gain.numel())
+    block: Any = tapered.blocks[0]
+    close: Any = tapered.head.close
+    block_norm = block.wiring.attn.norms["in"]
+    x = torch.randn(3, 1, close.affine.gain.numel())
     bias = block_norm(0 * x)
     torch.testing.assert_close(block_norm(2 * x) - bias, 2 * (block_norm(x) - bias))
     with pytest.raises(ConfigError, match=r"norm.taper_steps=20"):

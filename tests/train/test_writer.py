@@ -145,9 +145,10 @@ class Folders:
 
         def job_and_copy(job: partial[None]) -> None:
             job()
-            self.jobs.append(job.func.__name__)
+            method: Any = job.func
+            self.jobs.append(method.__name__)
             if self.jobs[-1] == "write_status":
-                folder = RunFolder(job.func.__self__.folder.path)
+                folder = RunFolder(method.__self__.folder.path)
                 assert folder.status()["checkpoint"] == (steps_of(folder) or [None])[-1]
             shutil.copytree(self.results, self.copies / str(len(self.jobs)))
 

@@ -178,7 +178,12 @@ def test_every_compiled_block_passes(norm: str, placement: str) -> None:
 def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch.compile only trace, which takes a moment; its limit of graphs stays."""
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, **options | {"backend": "eager"}))
+
+    def trace(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        options["backend"] = "eager"
+        return real(function, **options)
+
+    monkeypatch.setattr(torch, "compile", trace)
 
 
 NUMBER_PER_LAYER = """

@@ -25,7 +25,7 @@ def records(tmp_path: Path) -> list[RunRecord]:
     for norm, seed in itertools.product(("rmsnorm", "layernorm"), (0, 1)):
         overrides = [f"norm={norm}", f"seed={seed}", "train.steps=2"]
         train(compose_run([*small_run(tmp_path / "results"), *overrides]), trackers=[])
-    return find_runs(tmp_path / "results")
+    return [run for run in find_runs(tmp_path / "results") if isinstance(run, RunRecord)]
 
 
 def two_checks(config: Any) -> list[Check]:

@@ -50,6 +50,7 @@ def test_best_cell_below_the_second_best(make, read_cells):
     make("rmsnorm", [2.11, 2.16, 2.29], lr=1e-2)
     cells = read_cells()
     mean, _, high, _ = mean_interval({(0, 0): 2.01, (1, 1): 2.06, (2, 2): 2.09})
+    assert high is not None
     test = paired_test({(0, 0): 2.01 - 2.21, (1, 1): 2.06 - 2.25, (2, 2): 2.09 - 2.30})
     assert test.low is not None
     assert test.high is not None

@@ -73,13 +73,13 @@ def build_both(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> tuple[GPT,
     if isinstance(kind, str):
         kind = getattr(transformers, kind)
     # Some configs change the values that they get.
-    options = copy.deepcopy(shape_of(config.model) | row.config)
+    options = copy.deepcopy(shape_of(config.model) | dict(row.config))
     other = kind(kind.config_class(**options)) if row.build is None else row.build(kind, options)
     other.eval()
     if row.patch is not None:
         row.patch(other, monkeypatch)
 
-    ours = dict(model.named_parameters())
+    ours: Tensors = dict(model.named_parameters())
     for ending in row.zero_in_normlab:
         lacking = [name for name in ours if name.endswith(ending)]
         assert lacking

@@ -114,8 +114,9 @@ def all_values_of_the_token(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """Let all heads of ZAYA1 have values of the token itself, where half of them have those of the token before."""
     for layer in model.model.layers:
         layer.self_attn.qkv_proj.v_proj_current = nn.Linear(WIDTH, WIDTH, bias=False)
-        layer.self_attn.qkv_proj.v_proj_delayed = nn.Identity()
-        layer.self_attn.qkv_proj.v_proj_delayed.forward = lambda x_BTD: x_BTD[..., :0]
+        delayed: Any = nn.Identity()
+        delayed.forward = lambda x_BTD: x_BTD[..., :0]
+        layer.self_attn.qkv_proj.v_proj_delayed = delayed
 
 
 def last_step(weight: Tensor) -> Tensor:

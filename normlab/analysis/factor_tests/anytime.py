@@ -34,9 +34,9 @@ class Anytime(FactorTest):
             for where, [change], [cell, baseline] in question.changes([factor]):
                 runs = [*cell.runs_at(cell.best_lr), *baseline.runs_at(baseline.best_lr)]
                 differences = weighted_sums((1.0, -1.0), [cell.final.losses, baseline.final.losses])
-                values = list(differences.values())
-                # A confidence sequence is of one sequence of values. With several rates, each new seed may make another
-                # one the best, and so change the values of all seeds.
+                # A confidence sequence is one of values in the order in which they came.
+                values = [differences[replicate] for replicate in sorted(differences)]
+                # With several rates, a new seed may make another one the best, which changes the values of all seeds.
                 has_one_rate = len(cell.losses) == len(baseline.losses) == 1
                 # Means of pairs, and so the interval, are not defined with an infinite difference.
                 is_finite = all(map(math.isfinite, values))

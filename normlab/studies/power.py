@@ -5,6 +5,7 @@ It is found by simulation: the values of seeds are normal, and a simulated study
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -91,14 +92,23 @@ def _power_at(claim: Claim, effect: float, sd: float, tests: int) -> float:
 
 def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:
     """Return the share of simulated studies whose interval is within limits at one of the looks."""
-    # The same draws for every claim, so that reports are equal byte for byte.
-    values = np.random.default_rng(0).normal(effect, sd, (DRAWS, LOOKS[-1]))
-    looks = np.array(LOOKS)
-    is_inside = np.ones((DRAWS, len(LOOKS)), bool)
+    draws, centers = _standard_draws()
+    is_inside = np.ones(centers.shape, bool)
     for limit, side in zip(limits, (1, -1), strict=True):
         if math.isfinite(limit):
             # The interval ends before a limit where the limit's e-process has reached 1 / alpha, and on the right side.
-            is_excluded = log_wealth(values, limit)[:, looks - 1] >= -math.log(alpha)
-            centers = [np.median(values[:, :n], 1) for n in LOOKS]
-            is_inside &= is_excluded & (side * (np.stack(centers, 1) - limit) > 0)
+            wealth = log_wealth(effect + sd * draws, limit)[:, np.array(LOOKS) - 1]
+            is_on_side = side * (effect + sd * centers - limit) > 0
+            is_inside &= (wealth >= -math.log(alpha)) & is_on_side
     return float(is_inside.any(1).mean())
+
+
+@lru_cache(maxsize=1)
+def _standard_draws() -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard normal values of the seeds of simulated studies, and their median at each look.
+
+    They are the same for every claim, so that reports are equal byte for byte.
+    """
+    draws = np.random.default_rng(0).normal(size=(DRAWS, LOOKS[-1]))
+    medians = [np.median(draws[:, :n], 1) for n in LOOKS]
+    return draws, np.stack(medians, 1)

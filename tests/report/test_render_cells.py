@@ -334,7 +334,8 @@ def test_a_test_of_factors_is_a_class(losses, summarize, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [[], ["--test", "interaction", "--over", "placement,depth"], ["--runs"]])
-def test_a_table_names_the_words_that_its_notes_explain(losses, summarize, command):
+def test_a_table_names_the_words_that_its_notes_explain(losses, summarize, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table leaves out columns, and folds the line of words
     by = [] if command == ["--runs"] else [*BY]
     short = summarize(*by, *command).splitlines()
     long = summarize(*by, *command, "--notes").splitlines()

@@ -537,6 +537,7 @@ def test_seeds_are_added_until_every_difference_is_decided(overrides: list[str],
         assert row["p"] == pytest.approx(1 / evidence(differences), rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_growing_sweep_that_is_killed_has_the_same_seeds(overrides: list[str], tmp_path: Path) -> None:
     calm = grow([*overrides, *UNTIL, f"results_dir={tmp_path / 'calm'}"])
     command = [*overrides, *UNTIL, f"results_dir={tmp_path / 'wild'}"]

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 class Definition(str):
     """A note below a table that explains a word, as `word: what it is`.
 
-    No table leaves out the other notes: units, and what one must know of these runs.
+    Every table has the other notes: units, and what one must know of these runs.
     """
 
     __slots__ = ()

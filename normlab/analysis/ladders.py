@@ -59,11 +59,13 @@ class SizedArm:
             runs += cell.runs_at(rate_of(cell))
         return runs
 
-    def losses_at(self, size: Key) -> dict[Replicate, float]:
-        """Return the loss of each seed of which every run has learned, at the learning rate of the law."""
+    def losses_at(self, size: Key, lr: float | None = None) -> dict[Replicate, float]:
+        """Return the loss of each seed of which every run has learned; by default at the learning rate of the law."""
         cell = self.cells[size]
-        losses = dict(cell.final_at(rate_of(cell)).losses)
-        for run in cell.runs_at(rate_of(cell)):
+        if lr is None:
+            lr = rate_of(cell)
+        losses = dict(cell.final_at(lr).losses)
+        for run in cell.runs_at(lr):
             if not run.has_learned:
                 losses.pop(run.replicate, None)
         return losses
@@ -125,13 +127,16 @@ def regrets_of(arms: Sequence[SizedArm], ladder: Ladder) -> list[Regret]:
         for size, cell in arm.cells.items():
             law_losses = arm.losses_at(size)
             checks: list[Regret] = []
-            for lr, losses in cell.losses.items():
+            for lr in cell.losses:
+                # A rate with as many seeds is no check, but another one of a grid, whose best has been chosen.
+                if len(cell.losses[lr]) >= len(cell.losses[rate_of(cell) or lr]):
+                    continue
+                losses = arm.losses_at(size, lr)
                 differences: list[float] = []
                 for seed in law_losses.keys() & losses.keys():
                     differences.append(law_losses[seed] - losses[seed])
                 value = mean(differences)
-                # A rate with as many seeds is no check, but another one of a grid, whose best has been chosen.
-                if value is not None and len(losses) < len(cell.losses[rate_of(cell) or lr]):
+                if value is not None:
                     checks.append(Regret(arm, size, lr, len(differences), value, None))
             if not checks:
                 continue

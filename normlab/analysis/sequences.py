@@ -38,7 +38,8 @@ def typical_sequence(values: Sequence[float], alpha: float) -> tuple[float, floa
     off. For other distributions the interval is one for the median as long as few values are far from it on one side.
 
     The interval is the smallest that holds every center whose e-process (`log_wealth`) is below 1 / alpha. It has no
-    bounds where n values cannot reach this: at 95 % below six, at 90 % below five.
+    bounds where n values cannot reach this: at 95 % below six, at 90 % below five. With a few more it may lack one, by
+    the order of the values.
     """
     lows, highs, logs = _log_wealth_everywhere(tuple(values))
     is_kept = logs < -math.log(alpha)
@@ -82,16 +83,6 @@ def _log_wealth_everywhere(values: tuple[float, ...]) -> tuple[Array, Array, Arr
     between = (points[:-1] + points[1:]) / 2
     centers = np.concatenate([[points[0] - 1], between, [points[-1] + 1], points])
     return lows, highs, log_wealth(np.array(values), centers[:, None])[:, -1]
-
-
-def level_now(n: int, later: int, alpha: float) -> float:
-    """Return the level at which the interval of n values is about that of more values at the level alpha.
-
-    The logarithm of a bet's capital grows as the number of values, for each value by as much as until now. It may turn
-    out to grow faster: if the center is a standard error further away than one standard deviation, by (1 + n^(-1/2))^2.
-    """
-    growth = later / n * (1 + n**-0.5) ** 2
-    return min(1.0, len(BETS) * (alpha / len(BETS)) ** (1 / growth))
 
 
 def _means_of_pairs(values: Sequence[float]) -> Array:

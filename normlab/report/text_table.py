@@ -91,7 +91,10 @@ def render_table(
     width = max(width, _MIN_WIDTH)
     # A single row is read down, because across it seldom fits.
     if len(rows) == 1:
-        return _render_row(columns, rows[0], width)
+        definitions = [Definition(column.note) for column in columns if column.note and text_of(column, rows[0])]
+        below = list(definitions) if has_definitions else without_definitions(definitions)
+        parts = [_render_row(columns, rows[0], width), fold_lines(below, width)]
+        return "\n\n".join(filter(None, parts))
     text_columns = _text_columns(columns, rows)
     above = ""
     if any(column.key == "run" for column in columns):

@@ -89,7 +89,7 @@ def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
 def read_evidence(attempt: Attempt, last: range | None = None) -> Evidence:
     """Return what the records of an attempt hold; with `last`, those of its blocks up to it.
 
-    A study that is resumed reads each look as it was: of a block that was interrupted, runs or checks may be missing.
+    A resumed study reads each look as it was then: a later block may be interrupted, and have no checks yet.
 
     Raises:
         StoreError: No grid has been run.

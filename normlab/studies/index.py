@@ -110,9 +110,13 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     )
     yield ""
     for protocol, difference in EARLIER_PROTOCOLS.items():
-        seeds = {attempt["first_seed"] for attempt in attempts if attempt.get("protocol") == protocol}
+        seeds: dict[str, list[str]] = {}
+        for attempt in attempts:
+            if attempt.get("protocol") == protocol:
+                seeds.setdefault(attempt["setting"], []).append(str(attempt["first_seed"]))
         if seeds:
-            yield f"Seeds from {' and '.join(map(str, sorted(seeds)))} on: {difference}"
+            settings = [f"{setting}, seeds from {' and '.join(firsts)} on" for setting, firsts in seeds.items()]
+            yield f"{'; '.join(settings)}: {difference}"
             yield ""
     rows: list[Sequence[str]] = [COLUMNS]
     rows += [_claim_row(attempts, index) for index in range(len(first["claims"]))]

@@ -12,15 +12,17 @@ from normlab.analysis.cells import group_cells
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.paired_tests import holm
-from normlab.analysis.sequences import level_now
 from normlab.analysis.settings import format_setting
 from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.store.record import RunRecord
 from normlab.studies.base import AT_BEST, LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
-from normlab.studies.estimate import Estimate
+from normlab.studies.estimate import SIGNED_RANKS, Estimate
 from normlab.studies.evidence import Evidence, block_of_run, read_evidence
-from normlab.studies.power import Power, power_of
+from normlab.studies.power import Power, chance_to_decide, power_of
 from normlab.studies.run import Attempt
+
+FUTILE = 0.02
+"""The smallest chance to decide a claim for which more seeds are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,24 +306,23 @@ def _at_best(claim: Claim, runs: StudyRuns, estimate: Estimate) -> AtBest | None
 
 
 def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
-    """Return whether the `last` number of seeds would not decide a claim, if they are like those judged so far.
+    """Return whether more seeds, up to the `last` number, are not expected to decide a claim.
 
-    The interval at that number is predicted (`level_now`). The answer is no for shares, and with fewer than eight
-    seeds; it is yes where eight seeds have been judged and fewer than four of them have the quantity.
+    That is where they would decide it with a probability of less than `FUTILE`, if they are like those judged so far.
+    The answer is no for shares, and with fewer than eight seeds; it is yes where eight seeds have been judged and fewer
+    than four of them have the quantity.
     """
     n = estimate.n
     if n < LOOKS[1]:
         return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
     if n >= last:
         return True
-    if estimate.deviation is None:
+    if estimate.method != SIGNED_RANKS:
         return False
-
-    # The interval predicted for the last look is one of now, at the level at which it has that width already.
-    def at_last(alpha: float) -> tuple[float, float]:
-        return estimate.interval(level_now(n, last, alpha))
-
-    return claim.criterion.verdict(at_last) == UNDECIDED
+    scaled = claim.estimator.on_symmetric_scale
+    values = [scaled(value) for value in estimate.seeds.values()]
+    least, most = claim.criterion.limits
+    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, last) < FUTILE
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:

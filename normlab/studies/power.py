@@ -1,9 +1,11 @@
 """The power of a claim: the probability that a study supports it, if the effect that it states is true.
 
-It is found by simulation: the values of seeds are normal, and a simulated study is judged at each of its looks.
+It is found by simulation: the values of seeds are normal, and a simulated study is judged at each of its looks. A study
+that stops because more seeds are not expected to decide it (`chance_to_decide`) seldom would have been supported.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,9 +14,12 @@ import numpy as np
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.sequences import log_wealth
 from normlab.studies.base import LEVEL, LOOKS, Claim
+from normlab.studies.estimate import Bounds
 
 DRAWS = 2000
 """Simulated studies for a power."""
+CONTINUATIONS = 500
+"""Simulated studies for the chance that more seeds decide a claim."""
 GOOD_POWER = 0.8
 SMALLEST_DEVIATION = 1e-4
 """No smaller standard deviation between seeds is looked for, nats/token."""
@@ -90,17 +95,53 @@ def _power_at(claim: Claim, effect: float, sd: float, tests: int) -> float:
     return simulated_power(scaled(effect), sd, (scaled(least), scaled(most)), alpha)
 
 
-def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:
+def simulated_power(effect: float, sd: float, limits: Bounds, alpha: float) -> float:
     """Return the share of simulated studies whose interval is within limits at one of the looks."""
-    draws, centers = _standard_draws()
-    is_inside = np.ones(centers.shape, bool)
-    for limit, side in zip(limits, (1, -1), strict=True):
-        if math.isfinite(limit):
-            # The interval ends before a limit where the limit's e-process has reached 1 / alpha, and on the right side.
-            wealth = log_wealth(effect + sd * draws, limit)[:, np.array(LOOKS) - 1]
-            is_on_side = side * (effect + sd * centers - limit) > 0
-            is_inside &= (wealth >= -math.log(alpha)) & is_on_side
-    return float(is_inside.any(1).mean())
+    draws, medians = _standard_draws()
+    studies = _SimulatedStudies(effect + sd * draws, LOOKS, effect + sd * medians)
+    return float(studies.is_inside(limits, alpha).any(1).mean())
+
+
+def chance_to_decide(values: Sequence[float], limits: Bounds, sides: int, last: int) -> float:
+    """Return the probability that more seeds decide a claim, up to a number of them, if they are as those so far.
+
+    Later seeds are drawn from the values so far, resampled for each simulated study, so that the typical value is as
+    uncertain as these leave it. `limits` and `sides` are those of the claim's criterion, whose level is not corrected
+    for other claims.
+    """
+    rng, n = np.random.default_rng(0), len(values)
+    so_far = np.array(values)
+    populations = rng.choice(so_far, (CONTINUATIONS, n))
+    later = np.take_along_axis(populations, rng.integers(n, size=(CONTINUATIONS, last - n)), 1)
+    continued = np.concatenate([np.broadcast_to(so_far, (CONTINUATIONS, n)), later], 1)
+    looks = range(n + LOOKS[1] - LOOKS[0], last + 1, LOOKS[1] - LOOKS[0])
+    studies = _SimulatedStudies(continued, looks, _medians(continued, looks))
+    least, most = limits
+    is_decided = studies.is_inside(limits, sides * LEVEL)
+    is_decided |= studies.is_beyond(least, -1, LEVEL) | studies.is_beyond(most, 1, LEVEL)
+    return float(is_decided.any(1).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class _SimulatedStudies:
+    """Values of the seeds of D simulated studies, which are judged at L looks."""
+
+    values_DN: np.ndarray
+    looks: Sequence[int]
+    medians_DL: np.ndarray
+
+    def is_beyond(self, limit: float, side: int, alpha: float) -> np.ndarray:
+        """Return whether the interval lies above (side 1) or below (-1) a limit, (D, L)."""
+        # An interval ends before a limit whose e-process has reached 1 / alpha, and has the median on its side of it.
+        if math.isinf(limit):
+            return np.full(self.medians_DL.shape, side * limit < 0)
+        wealth_DL = log_wealth(self.values_DN, limit)[:, np.array(self.looks) - 1]
+        return (wealth_DL >= -math.log(alpha)) & (side * (self.medians_DL - limit) > 0)
+
+    def is_inside(self, limits: Bounds, alpha: float) -> np.ndarray:
+        """Return whether the interval lies within limits, (D, L)."""
+        least, most = limits
+        return self.is_beyond(least, 1, alpha) & self.is_beyond(most, -1, alpha)
 
 
 @lru_cache(maxsize=1)
@@ -110,5 +151,8 @@ def _standard_draws() -> tuple[np.ndarray, np.ndarray]:
     They are the same for every claim, so that reports are equal byte for byte.
     """
     draws = np.random.default_rng(0).normal(size=(DRAWS, LOOKS[-1]))
-    medians = [np.median(draws[:, :n], 1) for n in LOOKS]
-    return draws, np.stack(medians, 1)
+    return draws, _medians(draws, LOOKS)
+
+
+def _medians(values_DN: np.ndarray, looks: Sequence[int]) -> np.ndarray:
+    return np.stack([np.median(values_DN[:, :n], 1) for n in looks], 1)

@@ -22,8 +22,10 @@ import numpy as np
 from normlab.analysis.arms import CHOOSING_SEEDS, chosen_lrs
 from normlab.analysis.intervals import Replicate
 from normlab.analysis.sequences import log_wealth
-from normlab.studies.base import LEVEL, LOOKS, AtLeast, Criterion, Within
+from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, AtLeast, Claim, Criterion, Within
 from normlab.studies.estimate import Estimate, over_seeds, share
+from normlab.studies.estimators import difference
+from normlab.studies.judge import is_futile
 from normlab.studies.noise import deviation
 from normlab.studies.power import simulated_power
 from normlab.studies.simulations import FALSE_DIFFERENCES, MOST_AGAINST_A_SHARP_ARM, MOST_FALSE_DIFFERENCES
@@ -196,13 +198,25 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
         0,
         limit,
     )
-    for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.03, 0.03), 0.0)):
+    for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.02, 0.02), 0.0)):
         stated = simulated_power(effect, SD, criterion.limits, LEVEL * criterion.sides)
-        found = ever(
-            centers("normal", effect, draws, 9),
-            partial(supports, criterion),
-        )
-        yield f"power of {criterion.text} at {effect:g}: stated {stated:.3f}", found, stated - 0.05, stated + 0.05
+        low, high = stated - 0.05, stated + 0.05
+        name = f"power of {criterion.text} at {effect:g}: stated {stated:.3f}"
+        yield name, ever(centers("normal", effect, draws, 9), partial(supports, criterion)), low, high
+        # Each look simulates the looks after it, which takes time.
+        studies = list(centers("normal", effect, draws // 5, 9))
+        supported = sum(is_supported_before_it_stops(criterion, looks) for looks in studies)
+        yield f"{name}, of studies that stop where more seeds are futile", supported / len(studies), low, high
+
+
+def is_supported_before_it_stops(criterion: Criterion, looks: Looks) -> bool:
+    """Return whether a study supports a claim at the last look that it takes."""
+    claim = Claim("claim", "It is.", difference("norm=rmsnorm", "norm=layernorm"), criterion)
+    for estimate in looks:
+        verdict = criterion.verdict(estimate.interval)
+        if verdict != UNDECIDED or is_futile(claim, estimate, LOOKS[-1]):
+            return verdict == SUPPORTED
+    return False
 
 
 def main() -> int:

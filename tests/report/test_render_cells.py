@@ -356,3 +356,23 @@ def test_formats_for_papers_have_all_notes(losses, summarize, format):
     assert summarize(*arguments) == summarize(*arguments, "--notes")
     error = summarize(*BY, "--notes", "--format", "json", fails=True)
     assert error.startswith("error: --notes: has no effect with --format json")
+
+
+def test_an_interval_with_one_end_is_shown(make_run, summarize):
+    """All eight differences are below zero, and their order leaves the other end open."""
+    for norm, shift in (("layernorm", 0.0), ("rmsnorm", -0.1)):
+        for seed in range(8):
+            loss = 2 + shift + shift * -0.1 * seed
+            make_run(f"{norm}{seed}", norm=norm, seed=seed, status={"val_loss": loss, "best_val_loss": loss})
+    text = summarize("--by", "norm", "--test", "anytime")
+    assert "-0.0650 [-0.1000, inf] (n=8)" in text
+    [row] = json.loads(summarize("--by", "norm", "--test", "anytime", "--format", "json"))
+    assert (row["low"], row["high"]) == (pytest.approx(-0.1), None)
+
+
+def test_the_table_of_a_run_has_definitions_too(make_run, run_command, tmp_path):
+    make_run("one")
+    assert "--notes explains: best val, " in run_command("summarize", str(tmp_path / "runs" / "one"))[1]
+    assert (
+        "best val: the lowest validation loss" in run_command("summarize", str(tmp_path / "runs" / "one"), "--notes")[1]
+    )

@@ -266,6 +266,11 @@ def test_a_rate_with_one_seed_checks_that_of_the_law(make_ladder, make_run, tmp_
     assert "the one with the most seeds" in note
 
 
+def test_a_rate_that_does_not_train_checks_nothing(make_ladder, make_run, tmp_path):
+    without, rows = checked_rows(make_ladder, make_run, tmp_path, {96: -30.0})
+    assert [row["estimate"] for row in rows] == [row["estimate"] for row in without]
+
+
 def test_a_size_with_a_wrong_rate_is_in_no_law(make_ladder, make_run, tmp_path):
     _, rows = checked_rows(make_ladder, make_run, tmp_path, {64: 0.3})
     contrasts = [row["contrast"] for row in rows]
@@ -284,7 +289,7 @@ def test_losses_of_which_none_fall_are_an_error(make_ladder):
 
 def test_the_size_is_not_compared(make_ladder):
     table = make_ladder()
-    with pytest.raises(ConfigError, match=r"--over model\.width is the size"):
+    with pytest.raises(ConfigError, match=r"--over model\.width: laws are fitted over the size"):
         run_test("scaling", table.cells, table.factors, over=["model.width"])
 
 

@@ -58,6 +58,12 @@ class Anytime(FactorTest):
                     "runs": len(runs),
                 }
 
+    def bound_text(self, row: TestRow, bound: str) -> str:
+        # The interval of few seeds may have one end only.
+        if row[bound] is None and (row["low"], row["high"]) != (None, None):
+            return {"low": "-inf", "high": "inf"}[bound]
+        return super().bound_text(row, bound)
+
     def notes(self, rows: Sequence[TestRow]) -> list[str]:
         lines = [
             "estimate: typical difference over n seeds (the median of the means of all pairs), with a "
@@ -66,7 +72,7 @@ class Anytime(FactorTest):
         ]
         # Cells with several learning rates have neither an estimate nor p.
         if any(p is not None for p in values_of(rows, "p")):
-            lines.append(Definition(f"p: likewise; {holm_note(rows)}"))
+            lines.append(Definition(f"p: holds at every number of seeds, too; {holm_note(rows)}"))
         return [*lines, baseline_note()]
 
 

@@ -116,8 +116,8 @@ BAD: Column[TestRow] = Column("bad", lambda row: f"{row['bad']} of {row['runs']}
 # Notes that several tests have
 
 
-def baseline_note(sign: str = "minus sign") -> Definition:
-    return Definition(f"{sign}: before the baseline, by default the first level of a factor; --against chooses another")
+def baseline_note(difference: str = "A - B") -> Definition:
+    return Definition(f"{difference}: B is the baseline, by default the first level; --against chooses another")
 
 
 def values_of(rows: Sequence[TestRow], key: str) -> list[Any]:

@@ -48,15 +48,14 @@ class ContrastTest(FactorTest):
         at = "the best learning rate of each cell"
         if len(rates) == 1 and None not in rates:
             at = f"learning rate {format_setting(rates.pop())}"
-        lines: list[str] = [
-            f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds",
-            Definition(f"p: {holm_note(rows)}"),
-            *self.definitions,
-        ]
+        lines: list[str] = [f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds"]
+        methods = list(filter(None, values_of(rows, "method")))
+        if methods:
+            lines += [Definition(f"p: {holm_note(rows)}"), Definition(f"tests: {_methods_text(rows)}")]
+        lines += self.definitions
         if any(values_of(rows, "bad")):
             lines.append(BAD_NOTE)
-        methods = values_of(rows, "method")
-        return [*lines, Definition(f"tests: {_methods_text(rows)}"), *pool_notes(filter(None, methods))]
+        return [*lines, *pool_notes(methods)]
 
 
 def _methods_text(rows: Sequence[TestRow]) -> str:

@@ -78,7 +78,7 @@ class RateTest(FactorTest):
             if row["gaps"]:
                 seeds = counted(row["n"], "seed")
                 lines.append(f"{row['contrast']}: in {row['gaps']} of {seeds} a rate fails between two that train")
-        return [*lines, baseline_note("- or /")]
+        return [*lines, baseline_note("A - B or A / B")]
 
     def number_text(self, row: TestRow) -> str:
         """Return an estimate without its interval: `0.0232`, `0.0300 or more`, or why there is none."""

@@ -55,8 +55,7 @@ class Scaling(FactorTest):
         for factor in question.over:
             if factor.option in SIZE_OPTIONS:
                 raise ConfigError(
-                    f"--test {self.name}: --over {factor.option} is the size, over which laws are; name a factor that "
-                    "arms of all sizes have"
+                    f"--test {self.name}: --over {factor.option}: laws are fitted over the size; name another factor"
                 )
         try:
             fitted = fit_arms(question.cells)
@@ -148,7 +147,7 @@ class Scaling(FactorTest):
             e = f"an E for each arm, since an F test rejects a shared one (p < {REJECTED:g})"
         laws = (
             "laws: loss = E + A C^-exponent, with the FLOPs of training C, fitted to the n runs that have learned at "
-            f"the learning rate of each cell with the most seeds, or the best of several; {e}"
+            f"the learning rate of each cell with the most seeds (of several such rates, at the best); {e}"
         )
         lines: list[str] = [Definition(laws)]
         contrasts = values_of(rows, "contrast")
@@ -168,7 +167,7 @@ class Scaling(FactorTest):
         if any(text.startswith(REGRET) for text in contrasts):
             regret = (
                 f"{REGRET}: the loss at the learning rate of the law, the one with the most seeds, minus the lowest at "
-                f"the rates with fewer; {VOID_REGRET}: more than its noise, and no law has this size"
+                f"the rates with fewer; {VOID_REGRET}: it is above its noise, and the laws leave this size out"
             )
             lines.append(Definition(regret))
         if fit["p_form"] is not None and fit["p_form"] < REJECTED:
@@ -188,7 +187,7 @@ class Scaling(FactorTest):
         if any(values_of(rows, "bad")):
             lines.append(Definition("bad: runs that have not learned; no law has them"))
         if has_multipliers:
-            lines.append(baseline_note("slash"))
+            lines.append(baseline_note("A / B"))
         return lines
 
     def number_text(self, row: TestRow) -> str:

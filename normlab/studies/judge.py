@@ -315,14 +315,16 @@ def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
     n = estimate.n
     if n < LOOKS[1]:
         return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
-    if n >= last:
+    # Later seeds are taken as ones that have the quantity; those without it count as judged.
+    most_seeds = last - estimate.left_out
+    if n >= most_seeds:
         return True
     if estimate.method != SIGNED_RANKS:
         return False
     scaled = claim.estimator.on_symmetric_scale
     values = [scaled(value) for value in estimate.seeds.values()]
     least, most = claim.criterion.limits
-    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, last) < FUTILE
+    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, most_seeds) < FUTILE
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:

@@ -110,11 +110,13 @@ def chance_to_decide(values: Sequence[float], limits: Bounds, sides: int, last: 
     for other claims.
     """
     rng, n = np.random.default_rng(0), len(values)
+    looks = range(n + LOOKS[1] - LOOKS[0], last + 1, LOOKS[1] - LOOKS[0])
+    if not looks:
+        return 0.0
     so_far = np.array(values)
     populations = rng.choice(so_far, (CONTINUATIONS, n))
     later = np.take_along_axis(populations, rng.integers(n, size=(CONTINUATIONS, last - n)), 1)
     continued = np.concatenate([np.broadcast_to(so_far, (CONTINUATIONS, n)), later], 1)
-    looks = range(n + LOOKS[1] - LOOKS[0], last + 1, LOOKS[1] - LOOKS[0])
     studies = _SimulatedStudies(continued, looks, _medians(continued, looks))
     least, most = limits
     is_decided = studies.is_inside(limits, sides * LEVEL)

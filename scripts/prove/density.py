@@ -66,9 +66,10 @@ class Room:
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
                     self.long_functions.append((length, f"{path.relative_to(folder)}:{node.lineno} {node.name}"))
-            what = packed_statement(node)
-            if what:
-                self.packed.append(f"{path.relative_to(folder)}:{node.lineno} {what}")  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(node, ast.stmt | ast.expr):
+                what = packed_statement(node)
+                if what:
+                    self.packed.append(f"{path.relative_to(folder)}:{node.lineno} {what}")
 
     def add_room(self, room: "Room") -> None:
         self.files += room.files
@@ -83,7 +84,7 @@ class Room:
         return f"{name:16}{self.files:6}{self.lines:8}{rates}{len(self.long_functions):8}"
 
 
-def packed_statement(node: ast.AST) -> str:
+def packed_statement(node: ast.stmt | ast.expr) -> str:
     """Return what of a statement or an expression should be written out; empty if nothing."""
     inside = list(ast.walk(node))
     conditionals = sum(isinstance(part, ast.IfExp) for part in inside)

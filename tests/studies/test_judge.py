@@ -380,6 +380,16 @@ def test_more_seeds_are_futile_where_eight_more_would_not_decide(criterion, expe
     assert is_futile(claim, estimate, LOOKS[-1]) == expected
 
 
+@pytest.mark.parametrize(("left_out", "expected"), [(0, True), (3, True), (8, False)])
+def test_seeds_without_the_quantity_count_as_judged(left_out, expected):
+    """Of 24 seeds that were judged, three have none: no look is left. Of sixteen, eight more may decide the claim."""
+    n = 24 - left_out if left_out < 8 else 8
+    values = 0.02 + np.random.default_rng(4).normal(0, 0.02, n)
+    estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
+    estimate = dataclasses.replace(estimate, left_out=left_out)
+    assert is_futile(dataclasses.replace(CLAIM, criterion=AtLeast(0.0)), estimate, LOOKS[-1]) == expected
+
+
 def test_studies_that_stop_early_lose_no_power():
     """Of simulated studies that support a claim by 24 seeds, nearly all do so if they stop where more are futile."""
     claim = dataclasses.replace(CLAIM, criterion=Within(-0.02, 0.02))

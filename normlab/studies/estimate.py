@@ -40,7 +40,7 @@ class Estimate:
     interval: Callable[[float], Bounds] = no_bounds
     """The interval at a significance level: of 95 % at 0.05."""
     n: int = 0
-    """Number of seeds (of runs, for shares)."""
+    """Number of seeds; of a difference of shares, those of both arms together."""
     method: str = ""
     """What the interval is."""
     deviation: float | None = None
@@ -52,7 +52,7 @@ class Estimate:
     left_out: int = 0
     """Number of seeds that are not in the estimate, because a run diverged or has not learned."""
     undefined: int = 0
-    """Number of seeds without the quantity, because a run lacks the measure."""
+    """Number of seeds without the quantity: a run lacks the measure or, for a deviation, has not learned."""
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """The learning rates that were used, by arm."""
 
@@ -106,6 +106,10 @@ class Estimator(ABC):
         """Return the value of the choosing seeds with all arms at one learning rate, and that rate, or None."""
         return None
 
+    def on_symmetric_scale(self, value: float) -> float:
+        """Return an estimate on the scale on which its quantity is symmetric over seeds: ln, if it is a ratio."""
+        return value
+
     # An estimator that is the typical value of a quantity over seeds has a power.
 
     @property
@@ -116,10 +120,6 @@ class Estimator(ABC):
     def pilot(self, runs: StudyRuns) -> list[float]:
         """Return the value of each choosing seed, on the scale on which values are symmetric over seeds."""
         return []
-
-    def on_symmetric_scale(self, value: float) -> float:
-        """Return an estimate on the scale on which the values of seeds are symmetric."""
-        return value
 
 
 # From the runs to a value of each seed
@@ -210,6 +210,11 @@ def exponential(estimate: Estimate) -> Estimate:
 
     seeds = {seed: exp(value) for seed, value in estimate.seeds.items()}
     return replace(estimate, value=exp(estimate.value), seeds=seeds, interval=interval)
+
+
+def ln_of_ratio(ratio: float) -> float:
+    """Return ln of a ratio, and -inf of one that no ratio is below."""
+    return math.log(ratio) if ratio > 0 else -math.inf
 
 
 # What estimators add about their arms

@@ -23,6 +23,7 @@ from normlab.studies.estimate import (
     Estimator,
     contrast,
     exponential,
+    ln_of_ratio,
     mean_over_rates,
     minus_text,
     outcomes,
@@ -109,9 +110,7 @@ class Contrast(Estimator):
         return [*weighted_sums([*self.weights.values()], tables).values()]
 
     def on_symmetric_scale(self, value: float) -> float:
-        if not self.is_ratio:
-            return value
-        return math.log(value) if value > 0 else -math.inf
+        return ln_of_ratio(value) if self.is_ratio else value
 
     def _arms(self, runs: StudyRuns) -> list[Arm]:
         return [runs.arm(where) for where in self.weights]

@@ -236,14 +236,13 @@ def _judge_all(
     A claim is open if it is undecided and more seeds may decide it.
     """
     judgements: list[Judgement] = []
-    last_looks: list[int] = []
+    seeds_left: list[int] = []
     for claim in claims:
         runs = StudyRuns(results)
         judgements.append(_judge(claim, runs, unverified, reason, len(claims)))
         arms |= runs.used
-        # Where no learning rate is to be chosen, the choosing seeds judge too, and an estimate has more seeds.
-        has_one_rate = all(len(arm.learning_rates) == 1 for arm in runs.used.values())
-        last_looks.append(LOOKS[-1] + CHOOSING_SEEDS if has_one_rate else LOOKS[-1])
+        trained = min((len(arm.seeds) for arm in runs.used.values()), default=0)
+        seeds_left.append(CHOOSING_SEEDS + LOOKS[-1] - trained)
     # A void claim is not tested, so that the others are not corrected for it.
     p_values: list[float | None] = []
     for judgement in judgements:
@@ -252,16 +251,16 @@ def _judge_all(
     tests = counted(len(corrected) - corrected.count(None), "claim")
     for index, p in enumerate(corrected):
         if p is not None:
-            judgements[index] = _corrected(replace(judgements[index], p=p), tests, last_looks[index])
+            judgements[index] = _corrected(replace(judgements[index], p=p), tests, seeds_left[index])
     return judgements
 
 
-def _corrected(judgement: Judgement, tests: str, last: int) -> Judgement:
-    """Return a judgement with the verdict of its corrected p-value; `last` is the largest number of seeds."""
+def _corrected(judgement: Judgement, tests: str, seeds_left: int) -> Judgement:
+    """Return a judgement with the verdict of its corrected p-value; `seeds_left` may still be trained."""
     if judgement.p <= LEVEL:
         return judgement
     estimate = judgement.estimate
-    is_open = not is_futile(judgement.claim, estimate, last)
+    is_open = not is_futile(judgement.claim, estimate, seeds_left)
     reason = f"p={judgement.p:.2g}, corrected for {tests}"
     if not is_open:
         reason += "; more seeds are not expected to decide it"
@@ -305,26 +304,24 @@ def _at_best(claim: Claim, runs: StudyRuns, estimate: Estimate) -> AtBest | None
     return AtBest(best.value, low, high)
 
 
-def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
-    """Return whether more seeds, up to the `last` number, are not expected to decide a claim.
+def is_futile(claim: Claim, estimate: Estimate, seeds_left: int) -> bool:
+    """Return whether more seeds are not expected to decide a claim; `seeds_left` is the largest number of them.
 
-    That is where they would decide it with a probability of less than `FUTILE`, if they are like those judged so far.
-    The answer is no for shares, and with fewer than eight seeds; it is yes where eight seeds have been judged and fewer
-    than four of them have the quantity.
+    From the eighth seed of an estimate on, that is where they would decide the claim with a probability of less than
+    `FUTILE`, if they are like those so far. Claims about shares, or with other intervals, use all seeds.
     """
-    n = estimate.n
-    if n < LOOKS[1]:
-        return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
-    # Later seeds are taken as ones that have the quantity; those without it count as judged.
-    most_seeds = last - estimate.left_out
-    if n >= most_seeds:
+    if seeds_left <= 0:
         return True
-    if estimate.method != SIGNED_RANKS:
+    # Most seeds are left out, because a run diverged or has not learned, and so will be most later ones.
+    if estimate.n < LOOKS[0] and estimate.n + estimate.left_out >= LOOKS[1]:
+        return True
+    # Fewer seeds say too little of later ones.
+    if estimate.n < LOOKS[1] or estimate.method != SIGNED_RANKS:
         return False
     scaled = claim.estimator.on_symmetric_scale
     values = [scaled(value) for value in estimate.seeds.values()]
     least, most = claim.criterion.limits
-    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, most_seeds) < FUTILE
+    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, seeds_left) < FUTILE
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from normlab.studies.estimate import Bounds, Estimate, Estimator, contrast, mean
 from normlab.studies.measures import FINAL_LOSS
 
 JUDGED = 8
-"""Fewest judging seeds of a random half: the interval of 95 % of fewer than four has no bounds and excludes nothing."""
+"""Fewest judging seeds of a random half: the interval of 95 % of fewer than six has no bounds and excludes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class DeviationRatio(Estimator):
         above, below = Deviation(self.where).estimate(runs), Deviation(self.over).estimate(runs)
         n = min(above.n, below.n)
         if not (math.isfinite(above.value) and math.isfinite(below.value)):
+            return Estimate(math.nan, n=n, undefined=above.undefined + below.undefined)
+        if below.value == 0:  # equal losses of all seeds
             return Estimate(math.nan, n=n)
         ratio = above.value / below.value
 
@@ -79,8 +81,9 @@ def deviation(losses: Sequence[float]) -> Estimate:
     from scipy.stats import chi2
 
     n = len(losses)
-    if n < 2 or not all(map(math.isfinite, losses)):
-        return Estimate(math.nan, n=n)
+    infinite = sum(map(math.isinf, losses))
+    if n < 2 or infinite:
+        return Estimate(math.nan, n=n, undefined=infinite)
     sd = float(np.std(losses, ddof=1))
 
     def interval(alpha: float) -> Bounds:

@@ -18,6 +18,7 @@ from normlab.studies.estimate import (
     Estimate,
     Estimator,
     exponential,
+    ln_of_ratio,
     minus_text,
     outcomes,
     over_seeds,
@@ -90,6 +91,9 @@ class OverGrid(Estimator):
         if self.number == "highest_rate":
             return exponential(_open_ended(estimate, arms))
         return estimate
+
+    def on_symmetric_scale(self, value: float) -> float:
+        return ln_of_ratio(value) if self.number == "highest_rate" else value
 
     def _values(self, arms: Sequence[Arm]) -> dict[Replicate, float]:
         """Return the number of each seed that all arms have: of the first arm, minus that of the second."""

@@ -214,7 +214,7 @@ def is_supported_before_it_stops(criterion: Criterion, looks: Looks) -> bool:
     claim = Claim("claim", "It is.", difference("norm=rmsnorm", "norm=layernorm"), criterion)
     for estimate in looks:
         verdict = criterion.verdict(estimate.interval)
-        if verdict != UNDECIDED or is_futile(claim, estimate, LOOKS[-1]):
+        if verdict != UNDECIDED or is_futile(claim, estimate, LOOKS[-1] - estimate.n):
             return verdict == SUPPORTED
     return False
 

@@ -18,7 +18,7 @@ from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimate import over_seeds
 from normlab.studies.estimators import Contrast, Share, Slope, difference
 from normlab.studies.measures import EvalGap
-from normlab.studies.noise import Deviation, FalsePositives
+from normlab.studies.noise import Deviation, DeviationRatio, FalsePositives
 from normlab.studies.over_grid import OverGrid
 
 RATES = (1e-3, 3e-3, 1e-2)
@@ -230,6 +230,21 @@ def test_deviation_over_seeds(runs, table):
     assert estimate.value == pytest.approx(judged.std(ddof=1))
     low, high = ((len(judged) - 1) * judged.var(ddof=1) / stats.chi2.ppf([0.975, 0.025], len(judged) - 1)) ** 0.5
     assert estimate.bounds == pytest.approx((low, high))
+
+
+def test_a_deviation_is_undefined_for_good_once_a_judging_run_has_not_learned(runs, table):
+    table[0, 0, 1, CHOOSING_SEEDS] = math.inf
+    made = runs(loss_in(table))
+    for estimator in (Deviation("placement=pre"), DeviationRatio("placement=post", "placement=pre")):
+        estimate = estimator.estimate(made)
+        assert math.isnan(estimate.value)
+        assert estimate.undefined == 1
+
+
+def test_a_ratio_of_deviations_over_one_of_zero_is_undefined(runs, table):
+    table[0, 0, 1, :] = 2.0
+    estimate = DeviationRatio("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    assert math.isnan(estimate.value)
 
 
 @pytest.mark.exhaustive

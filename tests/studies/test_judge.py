@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from normlab.analysis.settings import setting
 from normlab.config.compose import compose_run
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
-from normlab.studies.estimate import Estimate, Estimator, over_seeds
+from normlab.studies.estimate import Estimate, Estimator, exponential, over_seeds, share
 from normlab.studies.estimators import Contrast, Share, Slope, difference
 from normlab.studies.evidence import verify_blocks
 from normlab.studies.judge import AtBest, Judgement, is_futile, judge
@@ -282,6 +283,7 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
     assert verdict(dataclasses.replace(STUDY, claims=[claim]), at_one_rate).power == power
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("criterion", "effect", "alpha"),
     [(AtLeast(0.05), 0.1, 0.05), (AtMost(0.0), -0.02, 0.05), (Within(-0.1, 0.1), 0, 0.1)],
@@ -299,7 +301,14 @@ def test_the_largest_deviation_has_a_power_of_80_percent(criterion, effect, alph
 
 
 def test_a_claim_without_an_effect_or_within_no_reach_has_no_largest_deviation():
-    for claim in (dataclasses.replace(CLAIM, effect=None), dataclasses.replace(CLAIM, effect=0.0), CONTROL):
+    ratio = dataclasses.replace(POST_MINUS_PRE, is_ratio=True)
+    at_least_zero = dataclasses.replace(CLAIM, estimator=ratio, criterion=AtLeast(0.0), effect=2.0)
+    for claim in (
+        dataclasses.replace(CLAIM, effect=None),
+        dataclasses.replace(CLAIM, effect=0.0),
+        CONTROL,
+        at_least_zero,
+    ):
         assert largest_deviation(claim, tests=1) is None
 
 
@@ -358,14 +367,56 @@ def test_a_claim_is_open_while_more_seeds_may_decide_it(results, bound, is_open)
     assert (claim in verdicts.open_claims) == is_open
 
 
-def test_arms_with_one_learning_rate_have_more_seeds():
-    """With 26 seeds, a claim near its limit is futile where 24 seeds are the most, and open where 30 are."""
+def test_a_claim_near_its_limit_is_open_while_seeds_are_left():
     values = np.random.default_rng(0).normal(0.0, 0.02, 26)
     values += 0.1 - typical_value(values.tolist())
     estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
     low, _ = estimate.interval(0.05)
     claim = dataclasses.replace(CLAIM, criterion=AtLeast(low + 1e-4))
-    assert [is_futile(claim, estimate, last) for last in (24, 30)] == [True, False]
+    assert [is_futile(claim, estimate, seeds_left) for seeds_left in (0, 4)] == [True, False]
+
+
+def test_shares_use_all_seeds():
+    """Also a difference of shares, whose n is the seeds of both arms together."""
+    claim = dataclasses.replace(CLAIM, estimator=Share("placement=post"), criterion=AtLeast(0.1))
+    for estimate in (share(9, 26), dataclasses.replace(share(5, 12), n=24)):
+        assert [is_futile(claim, estimate, seeds_left) for seeds_left in (0, 4)] == [True, False]
+
+
+def test_the_chance_to_decide_a_ratio_is_that_of_its_logarithm():
+    """The limit is far from the values as a ratio, and near them as a logarithm."""
+    values = np.random.default_rng(3).normal(math.log(0.8), 0.5, 12)
+    estimate = exponential(over_seeds({(k, k): value for k, value in enumerate(values.tolist())}))
+    criterion = AtMost(1.0)
+    by_grid = OverGrid("highest_rate", "placement=post", "placement=pre")
+    by_contrast = Contrast({"placement=post": 1.0, "placement=pre": -1.0}, is_ratio=True)
+    answers = []
+    for estimator in (by_grid, by_contrast):
+        claim = dataclasses.replace(CLAIM, estimator=estimator, criterion=criterion)
+        answers.append(is_futile(claim, estimate, 12))
+    assert by_grid.on_symmetric_scale(2.0) == math.log(2.0)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_claim_about_all_runs_of_each_seed_has_as_many_looks_as_another(results, monkeypatch, blocks):
+    """Its choosing seeds judge too, so that it has six seeds more than a claim about the chosen rates."""
+    questions: list[tuple[int, int]] = []
+
+    def record(claim: Claim, estimate: Estimate, seeds_left: int) -> bool:
+        questions.append((estimate.n, seeds_left))
+        return False
+
+    monkeypatch.setattr("normlab.studies.judge.is_futile", record)
+    found = [run for run in results() if run.config.seed < 6 + 4 * blocks]
+    undecided = []
+    for estimator in (OverGrid("sensitivity", "placement=post"), POST_MINUS_PRE):
+        claim = dataclasses.replace(CLAIM, estimator=estimator, criterion=AtLeast(0.0))
+        middle = verdict(dataclasses.replace(STUDY, claims=[claim]), found).estimate.value
+        undecided.append(dataclasses.replace(claim, name=estimator.text, criterion=AtLeast(middle)))
+    questions.clear()
+    judge(dataclasses.replace(STUDY, claims=undecided, controls=[]), found, unverified={})
+    assert questions == [(6 + 4 * blocks, 24 - 4 * blocks), (4 * blocks, 24 - 4 * blocks)]
 
 
 @pytest.mark.parametrize(
@@ -377,19 +428,21 @@ def test_more_seeds_are_futile_where_eight_more_would_not_decide(criterion, expe
     values = np.random.default_rng(1).permutation(values)
     estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
     claim = dataclasses.replace(CLAIM, criterion=criterion)
-    assert is_futile(claim, estimate, LOOKS[-1]) == expected
+    assert is_futile(claim, estimate, LOOKS[-1] - 16) == expected
 
 
 @pytest.mark.parametrize(("left_out", "expected"), [(0, True), (3, True), (8, False)])
 def test_seeds_without_the_quantity_count_as_judged(left_out, expected):
     """Of 24 seeds that were judged, three have none: no look is left. Of sixteen, eight more may decide the claim."""
     n = 24 - left_out if left_out < 8 else 8
+    seeds_left = 24 - n - left_out
     values = 0.02 + np.random.default_rng(4).normal(0, 0.02, n)
     estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
     estimate = dataclasses.replace(estimate, left_out=left_out)
-    assert is_futile(dataclasses.replace(CLAIM, criterion=AtLeast(0.0)), estimate, LOOKS[-1]) == expected
+    assert is_futile(dataclasses.replace(CLAIM, criterion=AtLeast(0.0)), estimate, seeds_left) == expected
 
 
+@pytest.mark.exhaustive
 def test_studies_that_stop_early_lose_no_power():
     """Of simulated studies that support a claim by 24 seeds, nearly all do so if they stop where more are futile."""
     claim = dataclasses.replace(CLAIM, criterion=Within(-0.02, 0.02))
@@ -400,7 +453,7 @@ def test_studies_that_stop_early_lose_no_power():
         if "supported" in verdicts:
             supported += 1
             earlier = estimates[: verdicts.index("supported")]
-            stopped += any(is_futile(claim, estimate, LOOKS[-1]) for estimate in earlier)
+            stopped += any(is_futile(claim, estimate, LOOKS[-1] - estimate.n) for estimate in earlier)
     assert supported > 30
     assert stopped <= 1
 

@@ -92,7 +92,7 @@ def rate_of(cell: Cell) -> float | None:
     """Return the learning rate of a cell in a law: the one with the most seeds, and of several such the best.
 
     A ladder whose rates are transferred from its smallest size trains most seeds at these, and a few at others, which
-    check them. The lowest of such losses is that of a rate with one lucky seed.
+    check them. A rate with one seed may have the lowest loss by luck.
     """
     counts = {lr: len(losses) for lr, losses in cell.losses.items()}
     most = max(counts.values(), default=0)
@@ -106,7 +106,7 @@ class Regret:
     arm: SizedArm
     size: Key
     lr: float
-    """The rate with the lowest loss of those that check."""
+    """The other rate: of those that check, the one with the largest value, and a void one before the others."""
     n: int
     """The seeds that both rates have."""
     value: float
@@ -124,29 +124,35 @@ def regrets_of(arms: Sequence[SizedArm], ladder: Ladder) -> list[Regret]:
     """Return the regret of each size whose learning rate is checked by rates with fewer seeds."""
     regrets: list[Regret] = []
     for arm, variance, freedom in zip(arms, ladder.variances_G, ladder.freedom_of_variance_G, strict=True):
-        for size, cell in arm.cells.items():
-            law_losses = arm.losses_at(size)
-            checks: list[Regret] = []
-            for lr in cell.losses:
-                # A rate with as many seeds is no check, but another one of a grid, whose best has been chosen.
-                if len(cell.losses[lr]) >= len(cell.losses[rate_of(cell) or lr]):
-                    continue
-                losses = arm.losses_at(size, lr)
-                differences: list[float] = []
-                for seed in law_losses.keys() & losses.keys():
-                    differences.append(law_losses[seed] - losses[seed])
-                value = mean(differences)
-                if value is not None:
-                    checks.append(Regret(arm, size, lr, len(differences), value, None))
+        for size in arm.cells:
+            checks = _checks_of(arm, size)
             if not checks:
                 continue
-            worst = max(checks, key=lambda regret: regret.value)
-            half = None
             if ladder.has_noise:
                 quantile = float(stdtrit(freedom, 1 - (1 - LEVEL) / 2 / len(checks)))
-                half = quantile * math.sqrt(2 * variance / worst.n)
-            regrets.append(replace(worst, half=half))
+                checks = [replace(check, half=quantile * math.sqrt(2 * variance / check.n)) for check in checks]
+            regrets.append(max(checks, key=lambda check: (check.is_void, check.value)))
     return regrets
+
+
+def _checks_of(arm: SizedArm, size: Key) -> list[Regret]:
+    """Return the regret of a size against each rate with fewer seeds, without its interval."""
+    cell = arm.cells[size]
+    law_losses = arm.losses_at(size)
+    most_seeds = max(map(len, cell.losses.values()))
+    checks: list[Regret] = []
+    for lr in cell.losses:
+        # A rate with as many seeds is no check, but another one of a grid, whose best has been chosen.
+        if len(cell.losses[lr]) == most_seeds:
+            continue
+        losses = arm.losses_at(size, lr)
+        differences: list[float] = []
+        for seed in law_losses.keys() & losses.keys():
+            differences.append(law_losses[seed] - losses[seed])
+        value = mean(differences)
+        if value is not None:
+            checks.append(Regret(arm, size, lr, len(differences), value, None))
+    return checks
 
 
 def arms_of(cells: Iterable[Cell]) -> list[SizedArm]:
@@ -211,7 +217,7 @@ class FittedArms:
     undetermined: list[SizedArm]
     """Arms whose losses determine no law."""
     regrets: list[Regret]
-    """Of all sizes whose learning rate is checked; a void one is of a size that no law has."""
+    """Of all sizes whose learning rate is checked. A size whose regret is void is in no law."""
 
 
 def fit_arms(cells: Iterable[Cell]) -> FittedArms:

@@ -198,7 +198,7 @@ class Laws:
         return determined
 
     def _falls(self, arm: int) -> bool:
-        """Whether the loss of the largest size is lower than that of the smallest, by a t test at 5 %."""
+        """Whether the loss of the largest size is lower than that of the smallest, by a one-sided t test at 2.5 %."""
         ladder = self.ladder
         has_loss_K = ladder.counts_GK[arm] > 0
         smallest = int(np.where(has_loss_K, ladder.log_compute_GK[arm], np.inf).argmin())

@@ -300,6 +300,11 @@ def _scaling(layout: FigureLayout) -> Figure:
         f" Lines: the laws of `normlab summarize --test scaling` with their 95% intervals, up to {BEYOND[0]} times the "
         "compute of the largest size."
     )
+    void = [
+        f"{regret.arm.label}, {regret.arm.label_of_size(regret.size)}" for regret in fitted.regrets if regret.is_void
+    ]
+    if void:
+        caption += f" The laws leave out sizes whose learning rate is void: {'; '.join(void)}."
     return Figure("scaling", x, value_axis(SERIES["val_loss"], shown), panels, caption, is_connected=False)
 
 

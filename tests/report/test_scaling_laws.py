@@ -128,7 +128,8 @@ def test_a_forecast_is_that_of_the_other_sizes():
     assert (higher.low or 0.0) > 0
 
 
-@pytest.mark.parametrize("case", [0, 5], ids=["equal", "1.5 times"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("case", [5, 0], ids=["1.5 times", "equal"])
 def test_intervals_hold_the_truth(case, monkeypatch):
     """`scaling_characteristics.py` has all cases with 500 ladders; here are 40 with fewer draws."""
     import scaling_characteristics
@@ -233,21 +234,25 @@ def test_an_arm_whose_losses_do_not_fall_has_no_law(make_ladder):
     assert not any("multiplier" in note or "baseline" in note for note in TESTS["scaling"].notes(rows))
 
 
-def checked_rows(make_ladder, make_run, tmp_path, gains):
-    """Return the rows of a ladder with a second rate of one seed at each size, whose loss is lower by the gains."""
-    table = make_ladder(seeds=SEEDS)
-    law_losses = {
-        cell.levels["model.width"]: cell.final.losses for cell in table.cells if cell.levels["norm"] == "rmsnorm"
-    }
-    for width, gain in gains.items():
-        loss = law_losses[width][0, 0] - gain
+def add_check(make_run, table, width, gain, *, lr=0.02, seeds=1):
+    """Add runs of a second rate of some seeds, whose losses are lower by a gain than those at the law's rate."""
+    [cell] = [cell for cell in table.cells if cell.levels == {**cell.levels, "norm": "rmsnorm", "model.width": width}]
+    for seed in range(seeds):
+        loss = cell.final.losses[seed, seed] - gain
         config = {
             "norm": {"name": "rmsnorm"}, "placement": {"name": "pre"}, "model": {"width": width},
-            "train": {"tokens_per_parameter": 20.0, "steps": width * width}, "seed": 0, "data": {"seed": 0},
-            "optim": {"lr": 0.02},
+            "train": {"tokens_per_parameter": 20.0, "steps": width * width}, "seed": seed, "data": {"seed": seed},
+            "optim": {"lr": lr},
         }  # fmt: skip
-        make_run(f"check-{width}", run={"config": config, "flops_per_token": 6.0 * width**2},
+        make_run(f"check-{width}-{lr}-{seed}", run={"config": config, "flops_per_token": 6.0 * width**2},
                  status={"val_loss": loss, "best_val_loss": loss, "tokens": 1e3 * width**2})  # fmt: skip
+
+
+def checked_rows(make_ladder, make_run, tmp_path, gains):
+    """Return the rows of a ladder without and with a second rate of one seed at each size."""
+    table = make_ladder(seeds=SEEDS)
+    for width, gain in gains.items():
+        add_check(make_run, table, width, gain)
     checked = summarize_by(tmp_path)
     return run_test("scaling", table.cells, table.factors), run_test("scaling", checked.cells, checked.factors)
 
@@ -278,6 +283,27 @@ def test_a_size_with_a_wrong_rate_is_in_no_law(make_ladder, make_run, tmp_path):
     assert not any(text.startswith("multiplier, width 64") for text in contrasts)
     [row] = [row for row in rows if row["contrast"] == "exponent: RMSNorm"]
     assert row["n"] == 12
+
+
+def test_each_rate_that_checks_is_tested(make_ladder, make_run, tmp_path):
+    """A rate with several seeds is better by more than its noise; one with one seed is better by more, by chance."""
+    table = make_ladder(seeds=SEEDS)
+
+    def regret(width, gains):
+        for lr, seeds in ((0.02, 1), (0.03, 3)):
+            add_check(make_run, table, width, gains[lr], lr=lr, seeds=seeds)
+        checked = summarize_by(tmp_path)
+        rows = run_test("scaling", checked.cells, checked.factors)
+        [row] = [row for row in rows if row["contrast"].endswith(f": RMSNorm, width {width}")]
+        return row
+
+    without_gain = regret(48, {0.02: 0.0, 0.03: -0.1})
+    assert (without_gain["lr"], without_gain["n"]) == (0.02, 1)
+    half = without_gain["high"]
+    # Half of the interval of three seeds is half / sqrt(3) = 0.58 half.
+    row = regret(64, {0.02: 0.7 * half, 0.03: 0.65 * half})
+    assert row["contrast"] == "regret, void: RMSNorm, width 64"
+    assert (row["lr"], row["n"], row["estimate"]) == (0.03, 3, pytest.approx(0.65 * half))
 
 
 def test_losses_of_which_none_fall_are_an_error(make_ladder):
@@ -358,6 +384,12 @@ def test_figure_of_an_arm_without_a_law(make_ladder, tmp_path):
     assert [bool(line.law) for line in panel.lines] == [True, False]
     assert [len(line.points) for line in panel.lines] == [4, 2]
     write_figure(figure, tmp_path / "figure.png")
+
+
+def test_figure_names_a_size_that_no_law_has(make_ladder, make_run, tmp_path):
+    add_check(make_run, make_ladder(seeds=SEEDS), 64, 0.3)
+    figure = make_figure("scaling", summarize_by(tmp_path))
+    assert figure.caption.endswith("The laws leave out sizes whose learning rate is void: RMSNorm, width 64.")
 
 
 def test_figure_with_too_few_sizes(make_ladder):

@@ -31,7 +31,7 @@ BEYOND = 10, 100
 FORMATS = {"exponent": ".3f", "nats/token": ".4f", "ratio": "#.3g"}
 """The format of an estimate by its unit."""
 FORECAST_ERROR, MULTIPLIER, REGRET, VOID_REGRET = "seen - forecast", "multiplier", "regret", "regret, void"
-"""The names of what rows estimate, by which notes know that a table has them."""
+"""The first words of what rows estimate, by which notes know that a table has them: `VOID_REGRET` is a `REGRET`."""
 
 
 class Scaling(FactorTest):
@@ -90,11 +90,12 @@ class Scaling(FactorTest):
     def _laws(self, arms: Sequence[SizedArm], laws: Laws) -> Iterator[TestRow]:
         """Yield the loss that no compute removes, and the exponent of each arm."""
         fit: TestRow = {"has_own_e": laws.has_own_e, "p_form": laws.p_form, "spread": laws.spread}
-        arms_of_e, names = [list(arms)], ["all arms"]
         if laws.has_own_e or len(arms) == 1:
-            arms_of_e, names = [[arm] for arm in arms], [arm.label for arm in arms]
-        for of_e, name, estimate in zip(arms_of_e, names, laws.of_e(), strict=True):
-            yield self._row("", f"E: {name}", "nats/token", of_e, estimate) | fit
+            for arm, estimate in zip(arms, laws.of_e(), strict=True):
+                yield self._row("", f"E: {arm.label}", "nats/token", [arm], estimate) | fit
+        else:
+            [estimate] = laws.of_e()
+            yield self._row("", "E: all arms", "nats/token", arms, estimate) | fit
         for arm, estimate in zip(arms, laws.of_alpha(), strict=True):
             yield self._row("", f"exponent: {arm.label}", "exponent", [arm], estimate) | fit
 

@@ -86,6 +86,10 @@ def folder(tmp_path: Path) -> Path:
     Path("gpt2", "tokenizer.json").write_text(train_bpe([text]).definition)
     for name in ("my_norm.py", "my_row.py", "my_wiring.py", "my_study.py"):
         Path(name).write_text(block_of(name).replace("train.steps=200", "train.steps=2"))
+    (recipe,) = blocks("yaml", PAGES["docs/extend.md"])
+    path = Path(recipe.splitlines()[1].removeprefix("# "))
+    path.parent.mkdir(parents=True)
+    path.write_text(recipe)
     return tmp_path
 
 

@@ -94,7 +94,8 @@ def _check_choices(override: Override) -> None:
     text, group, value = str(override.input_line), override.key_or_group, override.value()
     if isinstance(value, RangeSweep):
         raise ConfigError(f"{text}: takes names and no range of numbers; write them as in {group}=a,b")
-    for name in value.list if isinstance(value, ChoiceSweep) else [value]:
+    names = value.list if isinstance(value, ChoiceSweep) else [value]
+    for name in names:
         _check_choice(text, group, name)
     if override.is_add() or override.is_force_add():
         raise ConfigError(f"{text}: {group} is chosen already; write {text.lstrip('+')}")

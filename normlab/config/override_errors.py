@@ -128,7 +128,8 @@ def malformed(typed: str) -> ConfigError:
         return ConfigError(f"{typed}: has two =; write {option}{value}")
     if re.search(r"^\s*,|,\s*,|,\s*$", value):
         return ConfigError(f"{typed}: has no value beside a comma; leave out the comma")
-    if value.count("'") % 2 or value.count('"') % 2 or any(value.count(a) != value.count(b) for a, b in _BRACKETS):
+    has_open_quote = value.count("'") % 2 or value.count('"') % 2
+    if has_open_quote or any(value.count(left) != value.count(right) for left, right in _BRACKETS):
         return ConfigError(f"{typed}: a quote or a bracket is not closed; close it, or quote the text around it")
     if option in GROUPS:
         return no_such_choice(option, value)
@@ -149,6 +150,11 @@ def no_such_choice(group: str, name: str, choices: Collection[str] | None = None
         action = corpus_hint(name)
         if action:
             return ConfigError(f"data={name}: names no corpus; {action}, or choose one of {', '.join(sorted(DATA))}")
+    if group == "recipe" and name in ("null", "none"):
+        return ConfigError(
+            f"recipe={name}: a run without a recipe leaves it out; beside others it is an arm, as in "
+            "'arm=[plain: placement=pre, olmo3: recipe=olmo3]'"
+        )
     if choices is None:
         choices = {*GROUPS.get(group, ()), *(path.stem for path in (config_dir() / group).glob("*.yaml"))}
     elsewhere = OTHER_NAMES if group in ("norm", "placement") else None

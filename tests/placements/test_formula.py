@@ -2,7 +2,10 @@
 
 import ast
 import json
+import math
 from collections.abc import Callable
+
+import torch
 
 from normlab.base.plugins import plugin_file
 from normlab.catalogue.placements.base import Placement
@@ -36,3 +39,14 @@ def test_each_function_but_those_of_the_block_is_computed() -> None:
     of_block = {function.name for function in OF_BLOCK}
     assert of_block | FUNCTIONS.keys() | STREAM_FUNCTIONS.keys() == KIND_OF.keys()
     assert of_block >= SUB_LAYERS.keys()
+
+
+def test_functions_of_numbers_take_tensors_element_by_element() -> None:
+    t = torch.linspace(-2, 3, 11, dtype=torch.float64)
+    assert FUNCTIONS["max"](t, 0).equal(torch.relu(t))
+    assert FUNCTIONS["min"](1, t).equal(t.clamp(max=1))
+    assert FUNCTIONS["sqrt"](FUNCTIONS["max"](t, 0)).equal(torch.relu(t) ** 0.5)
+    assert FUNCTIONS["ln"](t.exp()).allclose(t)
+    # Of numbers they are those of Python, which decide in a formula between blocks.
+    assert (FUNCTIONS["max"](1, 2), FUNCTIONS["min"](1, 2)) == (2, 1)
+    assert (FUNCTIONS["sqrt"](2), FUNCTIONS["ln"](2)) == (math.sqrt(2), math.log(2))

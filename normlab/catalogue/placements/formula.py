@@ -44,10 +44,10 @@ OF_BLOCK = (
 SUB_LAYERS = {"A": "attn", "A_qkv": "attn", "W_out": "attn", "M": "mlp", "W_down": "mlp", "F": ""}
 """The functions that end a sub-layer, with the module of this sub-layer; F is either."""
 OF_NUMBERS = (
-    Function("sqrt(a)", "the square root"),
-    Function("ln(a)", "the natural logarithm"),
-    Function("min(a, b)", "the smaller one"),
-    Function("max(a, b)", "the larger one"),
+    Function("sqrt(a)", "the square root; of a tensor, that of each element"),
+    Function("ln(a)", "the natural logarithm; of a tensor, that of each element"),
+    Function("min(a, b)", "the smaller one; of tensors, of each two elements"),
+    Function("max(a, b)", "the larger one; of tensors, of each two elements"),
 )
 OF_TENSORS = (
     Function("abs(t)", "|t|"),

@@ -74,12 +74,23 @@ def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
     return (weights_MBT1 * states_MBTD).sum(0) / weights_MBT1.sum(0)
 
 
+def _of_numbers_or_tensors(of_numbers: Callable[..., Any], of_tensors: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return a function of numbers or, element by element, of tensors, or of tensors and numbers."""
+
+    def function(*values: Any) -> Any:
+        if not any(isinstance(value, Tensor) for value in values):
+            return of_numbers(*values)
+        return of_tensors(*(torch.as_tensor(value, dtype=torch.float64) for value in values))
+
+    return function
+
+
 # Where a module calls a function of torch, the formula spells it out, so that both hardly have the same mistake.
 _COMPUTED: dict[str, Callable[..., Any]] = {
-    "sqrt": math.sqrt,
-    "ln": math.log,
-    "min": min,
-    "max": max,
+    "sqrt": _of_numbers_or_tensors(math.sqrt, torch.sqrt),
+    "ln": _of_numbers_or_tensors(math.log, torch.log),
+    "min": _of_numbers_or_tensors(min, torch.minimum),
+    "max": _of_numbers_or_tensors(max, torch.maximum),
     "abs": torch.Tensor.abs,
     "silu": lambda t: t * torch.sigmoid(t),
     "softplus": lambda t: torch.log(1 + torch.exp(t)),

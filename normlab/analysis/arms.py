@@ -18,9 +18,8 @@ from normlab.store.record import RunRecord, Setting
 CHOOSING_SEEDS = 6
 """The first seeds of a grid, on which the learning rates of an arm are chosen; the others judge it.
 
-Simulated: two equal arms, each with up to six other rates near its best, equally noisy. With six choosing seeds a study
-calls the first arm lower in at most 11 % of simulations, and the second in at most 11 %; with four seeds 15 % each.
-With two other rates: 5 % and 8 %. Noisier rates mislead more often (`scripts/prove/study_characteristics.py`)."""
+`studies/simulations.py` has the share of studies that call one of two equal arms lower, which is larger for arms with
+other rates near their best one, and for noisier rates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +92,7 @@ def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[floa
 
     Those are the rates whose loss is above that at the best one by at most one standard error of the mean of the
     differences, seed by seed. An arm is judged by its mean over these rates. If it were judged at the lowest of them
-    instead, one of two equal arms would have the lower loss more often, because the other may take a lower rate: with
-    one equally noisy rate near the best one in 9 instead of 3 % of simulated studies, with six in 19 instead of 11 %.
+    instead, one of two equal arms would have the lower loss more often, because the other may take a worse rate.
 
     Source: the one-standard-error rule of Breiman et al. 1984, Classification and Regression Trees, section 3.4.3.
     """

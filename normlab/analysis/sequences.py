@@ -38,8 +38,8 @@ def typical_sequence(values: Sequence[float], alpha: float) -> tuple[float, floa
     off. For other distributions the interval is one for the median as long as few values are far from it on one side.
 
     The interval is the smallest that holds every center whose e-process (`log_wealth`) is below 1 / alpha. It has no
-    bounds where n values cannot reach this: at 95 % below six, at 90 % below five. With a few more it may lack one, by
-    the order of the values.
+    bounds where n values cannot reach this: at 95 % with fewer than six, at 90 % with fewer than five. With a few
+    more, one bound may be missing.
     """
     lows, highs, logs = _log_wealth_everywhere(tuple(values))
     is_kept = logs < -math.log(alpha)

@@ -95,13 +95,17 @@ def _of_site(options: Mapping[str, Setting], key: str) -> Setting:
     So a run that sets nothing for the site is in one cell with a run that names the run's norm there.
     """
     site, _, name = key.partition(".")
-    for owner in (site, SITES[site].within if site in SITES else ""):
-        of_owner = f"{OF_SITES}.{owner}"
-        value = options.get(f"{of_owner}.{name}" if name else of_owner)
+    owners = [site]
+    if site in SITES:
+        owners.append(SITES[site].within)
+    for owner in owners:
+        norm_of_owner = f"{OF_SITES}.{owner}"
+        wanted = f"{norm_of_owner}.{name}" if name else norm_of_owner
+        value = options.get(wanted)
         if value is not None:
             return value
         # Another norm has its own defaults, which the record does not have.
-        if name and options.get(of_owner) not in (None, options.get("norm.name")):
+        if name and options.get(norm_of_owner) not in (None, options.get("norm.name")):
             return None
     return options.get(f"norm.{name or 'name'}")
 

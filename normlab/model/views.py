@@ -68,7 +68,11 @@ class View:
     def rows(self, rows: Sequence[int]) -> View:
         """Return a view of these tensors of the first axis. Cached values are computed for all tensors at once."""
         view = View.__new__(View)
-        view._x, view.width, view._cache, view._whole, view._rows = None, self.width, {}, self, rows
+        view._x = None
+        view.width = self.width
+        view._cache = {}
+        view._whole = self
+        view._rows = rows
         return view
 
     @property

@@ -47,8 +47,8 @@ MEAN_OVER_RATES = (
 )
 """The amendment of the studies that have runs of protocol 3."""
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
-"""The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the
-runs cannot answer."""
+"""The verdicts. undecided: the interval holds values that meet the criterion, and others. void: a control failed, or
+the runs cannot answer."""
 AT_BEST = "at the best learning rates alone"
 """How an estimate is named for which each arm has its best learning rate only, not the mean over the chosen ones."""
 

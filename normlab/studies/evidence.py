@@ -89,7 +89,8 @@ def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
 def read_evidence(attempt: Attempt, last: range | None = None) -> Evidence:
     """Return what the records of an attempt hold; with `last`, those of its blocks up to it.
 
-    A resumed study reads each look as it was then: a later block may be interrupted, and have no checks yet.
+    A resumed study decides again after each block, by the records up to it: a later block may have been interrupted,
+    and then has no checks yet.
 
     Raises:
         StoreError: No grid has been run.

@@ -23,21 +23,21 @@ CLOSE_P = 0.04
 INTRODUCTION = """\
 # Studies
 
-One line for each claim that `normlab study run` has tested. *supported* and *refuted*: the 95 % interval is on one side
-of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's method.
-*undecided*: neither, within the seeds of the study. *void*: the runs cannot answer, because a control failed, `normlab
-verify` rejects a block, the best learning rate is at the edge of its grid, no run has learned, or runs are missing or
-not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. An estimate is the typical
-value over seeds: the median of the means of all pairs of seeds. Its interval, and that of a share, is a confidence
-sequence, which holds at every number of seeds. That of a typical value comes from bets on signed ranks. It assumes that
-values are symmetric around it, and nothing else of their distribution, so that a few seeds far off do not decide a
-claim. Each report names its other methods. Where an arm has several learning rates, six seeds choose among them and up
-to 24 others judge, in blocks of four, until each claim is decided or more are not expected to decide it; where it has
-one, all seeds judge, up to 30. An arm is judged by its mean over the rates that the six seeds cannot tell from the
-best. *at the best learning rates alone*: the same estimate at the best one only, where that is not the same; it decides
-no verdict. Where its interval, which is not corrected, is not on the side of the verdict, the verdict says so. An
-undecided verdict says so where that interval would decide the claim, and the one over all chosen rates, not corrected
-either, would not. *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds
+One line for each claim that `normlab study run` has tested. *supported* and *refuted*: the 95 % interval is on one
+side of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's
+method. *undecided*: neither, within the seeds of the study. *void*: the runs cannot answer, because a control failed,
+`normlab verify` rejects a block, the best learning rate is at the edge of its grid, no run has learned, or runs are
+missing or not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. An estimate is the
+typical value over seeds: the median of the means of all pairs of seeds. Its interval, and that of a share, is a
+confidence sequence, which holds at every number of seeds. That of a typical value comes from bets on signed ranks. It
+assumes that values are symmetric around it, and nothing else of their distribution, so that a few seeds far off do not
+decide a claim. Each report names its other methods. Where an arm has several learning rates, six seeds choose among
+them and up to 24 others judge, in blocks of four, until each claim is decided or more are not expected to decide it;
+where it has one, all seeds judge, up to 30. An arm is judged by its mean over the rates that the six seeds cannot tell
+from the best. *at the best learning rates alone*: the same estimate at the best one only, where that is not the same;
+it decides no verdict. Where its interval, which is not corrected, is not on the side of the verdict, the verdict says
+so. That of an undecided claim says so where this interval decides it, and the one over all chosen rates, not corrected
+either, does not. *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds
 decided it. *other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are
 fixed before the replications; a study with an amendment was changed after its first seeds had been seen. Of a claim
 that was rewritten only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths,

@@ -141,14 +141,14 @@ class PackCost:
     def disk_bytes(self) -> float:
         """What the runs will write; a lower bound if it is not known."""
         config, vocab_size = self.config, self.runs[0].vocab_size
-        of_run = count_kept(config) * BYTES * num_weights(config, vocab_size)
+        bytes_of_run = count_kept(config) * BYTES * num_weights(config, vocab_size)
         if self.equal is None:
-            of_run += count_checkpoints(config) * _least_checkpoint(config, vocab_size)
+            bytes_of_run += count_checkpoints(config) * _least_checkpoint(config, vocab_size)
         else:
             equal = self.equal.median
-            of_run += equal.fixed_bytes + equal.bytes_per_step * config.train.steps
-            of_run += count_checkpoints(config) * equal.checkpoint_bytes
-        return max(0.0, len(self.runs) * of_run - self.written_bytes)
+            bytes_of_run += equal.fixed_bytes + equal.bytes_per_step * config.train.steps
+            bytes_of_run += count_checkpoints(config) * equal.checkpoint_bytes
+        return max(0.0, len(self.runs) * bytes_of_run - self.written_bytes)
 
 
 def count_checkpoints(config: RunConfig) -> int:
@@ -216,9 +216,9 @@ class Cost:
         for pack in self.packs:
             for run in pack.runs:
                 weights.add(run.config.model.block_weights)
-                of_run = pack.steps * run.config.train.batch_size * run.config.model.context
-                tokens += of_run
-                flops += flops_per_token(run.config, run.vocab_size) * of_run
+                tokens_of_run = pack.steps * run.config.train.batch_size * run.config.model.context
+                tokens += tokens_of_run
+                flops += flops_per_token(run.config, run.vocab_size) * tokens_of_run
         steps = {pack.steps for pack in self.packs}
         yield f"tokens  {tokens:,} to train on, in {_range(steps)} steps of each run"
         yield f"weights {_range(weights)} in attention and MLPs of each model"

@@ -74,7 +74,10 @@ class Trials:
     ) -> None:
         # The first trials do not need Optuna, so without this line they would be trained before the error.
         import_optuna()
-        self._command, self._ranges, self._options, self._folder = command, ranges, options, folder
+        self._command = command
+        self._ranges = ranges
+        self._options = options
+        self._folder = folder
         self.cells = list(dict.fromkeys(cell_of(varied) for varied, _ in composed))
         self._trials: dict[CellOverrides, list[Trial]] = {cell: [] for cell in self.cells}
         """The trials whose losses are known; equally many in each cell, so that cells train in the same packs."""

@@ -111,13 +111,14 @@ class Worker:
         folders = [run_of(self._folder, run) for run in runs]
         wait_until_inactive(folders)
         is_new = not any(folder.exists() for folder in folders)
+        # Blocks of an equal pack are equal, and so is their compiled code.
+        is_equal = len(earlier_configs) == len(runs) and pack_key(earlier_configs[0]) == pack_key(self._configs[0])
         results = training.train_pack(
             self._configs,
             pack={"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]},
             # Slurm sends SIGTERM to every process of a task, and the parent sends another. SIGKILL ends the process.
             only_first_signal=True,
-            keep_compiled=len(earlier_configs) == len(runs)
-            and pack_key(earlier_configs[0]) == pack_key(self._configs[0]),
+            keep_compiled=is_equal,
         )
         # Slurm ends all processes of a task with the task, also those that still send runs to W&B.
         if "SLURM_JOB_ID" in os.environ:

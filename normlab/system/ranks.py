@@ -184,7 +184,9 @@ def moments_over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 def ranks_of_statistics() -> int:
     """Return the number of ranks over which norms take the statistics of a batch."""
     # One rank does not read the switch, or its changes would recompile a batch norm.
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() and _is_synchronised else 1
+    if dist.is_available() and dist.is_initialized() and _is_synchronised:
+        return dist.get_world_size()
+    return 1
 
 
 @contextlib.contextmanager

@@ -36,6 +36,10 @@ ResultsOverride = Annotated[
 ]
 
 Measure = Annotated[bool, Option("--measure", help="As --dry-run, and time a few steps for the cost.")]
+Effect = Annotated[
+    float | None, Option(metavar="LOSS", help="As --dry-run, and print the seeds that find this difference of losses.")
+]
+Power = Annotated[float, Option(metavar="SHARE", help="With --effect: the probability to find the difference.")]
 
 
 @app.command()
@@ -113,6 +117,8 @@ def sweep(
     config_name: ConfigName = "train",
     results_dir: ResultsOverride = None,
     measure: Measure = False,
+    effect: Effect = None,
+    power: Power = 0.8,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -145,9 +151,15 @@ def sweep(
     # After a search, the plan of the seeds depends on the results of the trials, so that plans come one by one.
     search = Search(texts, configs, show_progress, extend=extend)
     while planned := search.next_plan():
-        with_packs = dry_run or measure
-        print_plan(planned, planned.options, with_packs=with_packs, measure=measure, retry_failed=retry_failed)
-        if dry_run or measure:
+        is_plan_only = dry_run or measure or effect is not None
+        print_plan(planned, planned.options, with_packs=is_plan_only, measure=measure, retry_failed=retry_failed)
+        if effect is not None:
+            from normlab.sweeps.needed_seeds import needed_seeds_lines
+
+            identities = [run.config.identity() for run in planned.resolved.values()]
+            for line in needed_seeds_lines(identities, planned.results_dir, effect, power):
+                echo(line)
+        if is_plan_only:
             return 0
         code = train_planned(planned, planned.options, retry_failed=retry_failed)
         report_uploads(planned.folder, planned.plan)

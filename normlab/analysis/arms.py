@@ -91,8 +91,8 @@ def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[floa
     """Return the learning rates that the choosing seeds cannot tell from the best one, in order.
 
     Those are the rates whose loss is above that at the best one by at most one standard error of the mean of the
-    differences, seed by seed. An arm is judged by its mean over these rates. If it were judged at the lowest of them
-    instead, one of two equal arms would have the lower loss more often, because the other may take a worse rate.
+    differences, seed by seed. An arm is judged by its mean over these rates. If it were judged at the best one
+    alone, one of two equal arms would have the lower loss more often: choosing seeds may call a worse rate the best.
 
     Source: the one-standard-error rule of Breiman et al. 1984, Classification and Regression Trees, section 3.4.3.
     """

@@ -106,7 +106,7 @@ class Regret:
     arm: SizedArm
     size: Key
     lr: float
-    """The other rate: of those that check, the one with the largest value, and a void one before the others."""
+    """The other rate. Of several it is one that makes the regret void, if there is one, and the best of these."""
     n: int
     """The seeds that both rates have."""
     value: float

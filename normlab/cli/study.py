@@ -109,6 +109,8 @@ def _print_claim(kind: str, claim: Claim, study: Study) -> None:
         )
     elif claim.effect is None:
         echo("  power: unknown, because no effect is stated")
+    elif claim.estimator.has_power:
+        echo(f"  power: below {GOOD_POWER:.0%} at {claim.effect:g} with any standard deviation")
     else:
         echo("  power: unknown, because the estimate is not a contrast")
 

@@ -278,9 +278,11 @@ def _scaling(layout: FigureLayout) -> Figure:
         levels_of_fitted = [fitted_arm.levels for fitted_arm in fitted.arms]
         if arm.levels not in levels_of_fitted:
             return drawn
-        computes = [arm.compute_at(size) for size in arm.cells]
+        index = levels_of_fitted.index(arm.levels)
+        fitted_arm = fitted.arms[index]
+        computes = [fitted_arm.compute_at(size) for size in fitted_arm.cells]
         for compute in np.geomspace(min(computes), BEYOND[0] * max(computes), LAW_POINTS).tolist():
-            loss = fitted.laws.loss(levels_of_fitted.index(arm.levels), compute)
+            loss = fitted.laws.loss(index, compute)
             drawn.append(Point(compute, loss.value, loss.low, loss.high))
         return drawn
 
@@ -295,16 +297,18 @@ def _scaling(layout: FigureLayout) -> Figure:
         ticks.append((tick, f"{tick:.0e}".replace("e+", "e")))
     x = tick_axis("FLOPs of training", ticks, is_log=True, is_connected=True)
     x = replace(x, low=min(ends) / 1.3, high=max(ends) * 1.3)
-    caption = _loss_caption(f", {_at_best(layout.cells)}", layout.cells, lambda cell: cell.runs_at(cell.best_lr))
+    rates = "at the learning rate of its law, the one with the most seeds"
+    caption = _loss_caption(f", each cell {rates}", layout.cells, lambda cell: cell.runs_at(rate_of(cell)))
     caption += (
         f" Lines: the laws of `normlab summarize --test scaling` with their 95% intervals, up to {BEYOND[0]} times the "
         "compute of the largest size."
     )
-    void = [
-        f"{regret.arm.label}, {regret.arm.label_of_size(regret.size)}" for regret in fitted.regrets if regret.is_void
-    ]
+    void: list[str] = []
+    for regret in fitted.regrets:
+        if regret.is_void:
+            void.append(f"{regret.arm.label}, {regret.arm.label_of_size(regret.size)}")
     if void:
-        caption += f" The laws leave out sizes whose learning rate is void: {'; '.join(void)}."
+        caption += f" The laws leave out sizes at which another learning rate is better: {'; '.join(void)}."
     return Figure("scaling", x, value_axis(SERIES["val_loss"], shown), panels, caption, is_connected=False)
 
 

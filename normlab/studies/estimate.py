@@ -40,7 +40,7 @@ class Estimate:
     interval: Callable[[float], Bounds] = no_bounds
     """The interval at a significance level: of 95 % at 0.05."""
     n: int = 0
-    """Number of seeds; of a difference of shares, those of both arms together."""
+    """Number of seeds; of a difference of shares those of both arms together, and of false positives the draws."""
     method: str = ""
     """What the interval is."""
     deviation: float | None = None
@@ -52,7 +52,9 @@ class Estimate:
     left_out: int = 0
     """Number of seeds that are not in the estimate, because a run diverged or has not learned."""
     undefined: int = 0
-    """Number of seeds without the quantity: a run lacks the measure or, for a deviation, has not learned."""
+    """Number of seeds without the quantity, because a run lacks the measure."""
+    stays_undefined: bool = False
+    """Whether `value` is NaN with any later seeds, too."""
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """The learning rates that were used, by arm."""
 
@@ -107,7 +109,7 @@ class Estimator(ABC):
         return None
 
     def on_symmetric_scale(self, value: float) -> float:
-        """Return an estimate on the scale on which its quantity is symmetric over seeds: ln, if it is a ratio."""
+        """Return an estimate on the scale on which values are symmetric over seeds: ln, if it is exp of theirs."""
         return value
 
     # An estimator that is the typical value of a quantity over seeds has a power.

@@ -36,16 +36,16 @@ them and up to 24 others judge, in blocks of four, until each claim is decided o
 where it has one, all seeds judge, up to 30. An arm is judged by its mean over the rates that the six seeds cannot tell
 from the best. *at the best learning rates alone*: the same estimate at the best one only, where that is not the same;
 it decides no verdict. Where its interval, which is not corrected, is not on the side of the verdict, the verdict says
-so. That of an undecided claim says so where this interval decides it, and the one over all chosen rates, not corrected
-either, does not. *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds
-decided it. *other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are
-fixed before the replications; a study with an amendment was changed after its first seeds had been seen. Of a claim
-that was rewritten only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths,
-steps, batch sizes, learning rates and margins are ours. Each placement has its own init rule unless the claim names
-one, so that a claim on two placements compares placement and init rule together. *power below 30 %*: with the noise of
-the first six seeds, the study could hardly have supported the claim at its stated effect; it is not counted, whatever
-its verdict. A power from six seeds is rough: each report has its range, and later seeds may be noisier. Studies with
-equal grids share runs, such as depth, deepnorm and bounded_stream, so that their claims are not independent.
+so; an undecided claim is an exception if the interval over all chosen rates, without the correction, decides it too.
+*replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it.
+*other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before
+the replications; a study with an amendment was changed after its first seeds had been seen. Of a claim that was
+rewritten only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths, steps,
+batch sizes, learning rates and margins are ours. Each placement has its own init rule unless the claim names one, so
+that a claim on two placements compares placement and init rule together. *power below 30 %*: with the noise of the
+first six seeds, the study could hardly have supported the claim at its stated effect; it is not counted, whatever its
+verdict. A power from six seeds is rough: each report has its range, and later seeds may be noisier. Studies with equal
+grids share runs, such as depth, deepnorm and bounded_stream, so that their claims are not independent.
 
 **What small models cannot show.** Trained models have width 32 (128 in the setting wide) and 2 to 32 blocks, models at
 initialisation up to 48 blocks and width 64; step times are measured up to width 1024. The models train on less than

@@ -236,13 +236,13 @@ def _judge_all(
     A claim is open if it is undecided and more seeds may decide it.
     """
     judgements: list[Judgement] = []
-    seeds_left: list[int] = []
+    # Of the whole study: the arms of a claim lack a block that was trained while only other claims were open.
+    seeds = {run.replicate[0] for run in results}
+    seeds_left = CHOOSING_SEEDS + LOOKS[-1] - len(seeds)
     for claim in claims:
         runs = StudyRuns(results)
         judgements.append(_judge(claim, runs, unverified, reason, len(claims)))
         arms |= runs.used
-        trained = min((len(arm.seeds) for arm in runs.used.values()), default=0)
-        seeds_left.append(CHOOSING_SEEDS + LOOKS[-1] - trained)
     # A void claim is not tested, so that the others are not corrected for it.
     p_values: list[float | None] = []
     for judgement in judgements:
@@ -251,7 +251,7 @@ def _judge_all(
     tests = counted(len(corrected) - corrected.count(None), "claim")
     for index, p in enumerate(corrected):
         if p is not None:
-            judgements[index] = _corrected(replace(judgements[index], p=p), tests, seeds_left[index])
+            judgements[index] = _corrected(replace(judgements[index], p=p), tests, seeds_left)
     return judgements
 
 
@@ -308,9 +308,10 @@ def is_futile(claim: Claim, estimate: Estimate, seeds_left: int) -> bool:
     """Return whether more seeds are not expected to decide a claim; `seeds_left` is the largest number of them.
 
     From the eighth seed of an estimate on, that is where they would decide the claim with a probability of less than
-    `FUTILE`, if they are like those so far. Claims about shares, or with other intervals, use all seeds.
+    `FUTILE`, if they are like those so far. That is known of a typical value only: other claims, such as those about
+    shares, use all seeds.
     """
-    if seeds_left <= 0:
+    if seeds_left <= 0 or estimate.stays_undefined:
         return True
     # Most seeds are left out, because a run diverged or has not learned, and so will be most later ones.
     if estimate.n < LOOKS[0] and estimate.n + estimate.left_out >= LOOKS[1]:
@@ -320,8 +321,11 @@ def is_futile(claim: Claim, estimate: Estimate, seeds_left: int) -> bool:
         return False
     scaled = claim.estimator.on_symmetric_scale
     values = [scaled(value) for value in estimate.seeds.values()]
-    least, most = claim.criterion.limits
-    return chance_to_decide(values, (scaled(least), scaled(most)), claim.criterion.sides, seeds_left) < FUTILE
+    least, most = map(scaled, claim.criterion.limits)
+    # An interval of nearly no confidence lacks a bound only if no number of seeds gives it one.
+    low, high = map(scaled, estimate.interval(0.99))
+    ends = math.isfinite(low), math.isfinite(high)
+    return chance_to_decide(values, (least, most), claim.criterion.sides, seeds_left, ends) < FUTILE
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:

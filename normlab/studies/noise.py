@@ -58,7 +58,7 @@ class DeviationRatio(Estimator):
         above, below = Deviation(self.where).estimate(runs), Deviation(self.over).estimate(runs)
         n = min(above.n, below.n)
         if not (math.isfinite(above.value) and math.isfinite(below.value)):
-            return Estimate(math.nan, n=n, undefined=above.undefined + below.undefined)
+            return Estimate(math.nan, n=n, stays_undefined=above.stays_undefined or below.stays_undefined)
         if below.value == 0:  # equal losses of all seeds
             return Estimate(math.nan, n=n)
         ratio = above.value / below.value
@@ -81,9 +81,9 @@ def deviation(losses: Sequence[float]) -> Estimate:
     from scipy.stats import chi2
 
     n = len(losses)
-    infinite = sum(map(math.isinf, losses))
-    if n < 2 or infinite:
-        return Estimate(math.nan, n=n, undefined=infinite)
+    has_infinite = any(map(math.isinf, losses))
+    if n < 2 or has_infinite:
+        return Estimate(math.nan, n=n, stays_undefined=has_infinite)
     sd = float(np.std(losses, ddof=1))
 
     def interval(alpha: float) -> Bounds:

@@ -170,8 +170,10 @@ class BestRateSlope(Estimator):
         values: dict[Replicate, float] = {}
         for seed in sorted(slopes, key=str):
             values[seed] = slopes[seed] - subtracted.get(seed, 0.0)
+        complete = set.intersection(*(set(complete_seeds(arm.runs)) for arm in arms))
         rates = {arm.where: arm.learning_rates for arm in arms}
-        return replace(over_seeds(values), rates=rates, **_outcomes_of(arms))
+        left_out = len(complete) - len(values)
+        return replace(over_seeds(values), rates=rates, left_out=left_out, **_outcomes_of(arms))
 
     def _slopes(self, runs: StudyRuns, where: str) -> tuple[list[Arm], dict[Replicate, float]]:
         """Return the arm of each level, and the slope of each seed that learns at all levels."""

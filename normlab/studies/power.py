@@ -24,6 +24,8 @@ CONTINUATIONS = 500
 GOOD_POWER = 0.8
 SMALLEST_DEVIATION = 1e-4
 """No smaller standard deviation between seeds is looked for, nats/token."""
+LARGEST_DEVIATION = 1e6
+"""A larger one is infinite."""
 FEW_SEEDS = 8
 """With fewer seeds a text about a power names their number."""
 
@@ -72,17 +74,17 @@ def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
 def largest_deviation(claim: Claim, tests: int) -> float | None:
     """Return the largest standard deviation between seeds with which a claim has a power of `GOOD_POWER`.
 
-    That of a ratio is of logarithms. None for claims whose power is not known (`power_of`), and for those that hold
-    whatever the deviation is, such as a ratio of at least 0.
+    That of a ratio is of logarithms. None for claims whose power is not known (`power_of`), or is smaller with every
+    deviation; infinite for a claim that is supported with every one, such as a ratio of at least 0.
     """
     if claim.effect is None or not claim.estimator.has_power:
-        return None
-    if all(math.isinf(claim.estimator.on_symmetric_scale(limit)) for limit in claim.criterion.limits):
         return None
     # Power falls as the deviation rises: double it until it is too large, then bisect to 1 %.
     low, high = 0.0, SMALLEST_DEVIATION
     while _power_at(claim, claim.effect, high, tests) >= GOOD_POWER:
         low, high = high, 2 * high
+        if high > LARGEST_DEVIATION:
+            return math.inf
     while low and high - low > 0.01 * low:
         middle = (low + high) / 2
         if _power_at(claim, claim.effect, middle, tests) >= GOOD_POWER:
@@ -107,12 +109,14 @@ def simulated_power(effect: float, sd: float, limits: Bounds, alpha: float) -> f
     return float(studies.is_inside(limits, alpha).any(1).mean())
 
 
-def chance_to_decide(values: Sequence[float], limits: Bounds, sides: int, seeds_left: int) -> float:
+def chance_to_decide(
+    values: Sequence[float], limits: Bounds, sides: int, seeds_left: int, ends: tuple[bool, bool] = (True, True)
+) -> float:
     """Return the probability that up to `seeds_left` more seeds decide a claim, if they are as those so far.
 
     Later seeds are drawn from the values so far, resampled for each simulated study, so that the typical value is as
     uncertain as these leave it. `limits` and `sides` are those of the claim's criterion, whose level is not corrected
-    for other claims.
+    for other claims. `ends` says whether the interval has a lower and an upper end.
     """
     rng = np.random.default_rng(0)
     n = len(values)
@@ -124,7 +128,7 @@ def chance_to_decide(values: Sequence[float], limits: Bounds, sides: int, seeds_
     populations = rng.choice(so_far, (CONTINUATIONS, n))
     later = np.take_along_axis(populations, rng.integers(n, size=(CONTINUATIONS, seeds_left)), 1)
     continued = np.concatenate([np.broadcast_to(so_far, (CONTINUATIONS, n)), later], 1)
-    studies = _SimulatedStudies(continued, looks, _medians(continued, looks))
+    studies = _SimulatedStudies(continued, looks, _medians(continued, looks), *ends)
     least, most = limits
     is_decided = studies.is_inside(limits, sides * LEVEL)
     is_decided |= studies.is_beyond(least, -1, LEVEL) | studies.is_beyond(most, 1, LEVEL)
@@ -138,12 +142,17 @@ class _SimulatedStudies:
     values_DN: np.ndarray
     looks: Sequence[int]
     medians_DL: np.ndarray
+    has_lower_end: bool = True
+    has_upper_end: bool = True
 
     def is_beyond(self, limit: float, side: int, alpha: float) -> np.ndarray:
         """Return whether the interval lies above (side 1) or below (-1) a limit, (D, L)."""
         # The interval leaves out a limit whose e-process has reached 1 / alpha. The median tells on which side it lies.
         if math.isinf(limit):
             return np.full(self.medians_DL.shape, side * limit < 0)
+        has_end = self.has_lower_end if side > 0 else self.has_upper_end
+        if not has_end:
+            return np.full(self.medians_DL.shape, False)
         wealth_DL = log_wealth(self.values_DN, limit)[:, np.array(self.looks) - 1]
         return (wealth_DL >= -math.log(alpha)) & (side * (self.medians_DL - limit) > 0)
 

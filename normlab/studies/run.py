@@ -14,7 +14,7 @@ from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.base.errors import ConfigError, StoreError
 from normlab.base.parsing import canonical_hash
 from normlab.config.schema import RunConfig
-from normlab.store.plans import has_plan, study_note, study_of, sweep_folder
+from normlab.store.plans import has_plan, read_plan, study_note, study_of, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.run_json import Machine
 from normlab.store.runs import RunFolder
@@ -124,12 +124,14 @@ class Attempt:
     ) -> Iterator[PlannedGrid]:
         """Yield the plan of each grid for a block of seeds: only the runs that the estimates of these claims need.
 
-        The choosing seeds have every run. The notes of a plan hold the hash of the criterion.
+        The choosing seeds have every run. A stored plan keeps its runs, and gets those that are needed besides: the
+        rule by which claims stay open may have changed since. The notes of a plan hold the hash of the criterion.
 
         Raises:
             ConfigError, DataError, StoreError: As `normlab sweep`.
         """
         from normlab.config.arms import design_of
+        from normlab.config.recorded import load_config
         from normlab.sweeps.plan import make_plan
 
         note = study_note(self.study.name, self.study.criterion_hash())
@@ -141,11 +143,15 @@ class Attempt:
         if block != self.blocks[0]:
             needed_ids = set(_needed(claims, planned_runs, results))
         for grid, options, composed in grids:
-            needed_runs = [
-                (run_overrides, config) for run_overrides, config in composed if config.config_hash in needed_ids
-            ]
+            folder = self.sweep_folder(grid, block)
+            is_stored = has_plan(folder)
+            ids = needed_ids
+            if is_stored:
+                ids = ids | {load_config(run.config).config_hash for run in read_plan(folder).runs}
+            needed_runs = [(run_overrides, config) for run_overrides, config in composed if config.config_hash in ids]
             if needed_runs:
-                sweep = make_plan(options, needed_runs, design=design_of(self.overrides_of(grid, block, overrides)))
+                design = design_of(self.overrides_of(grid, block, overrides))
+                sweep = make_plan(options, needed_runs, extend=is_stored, design=design)
                 notes = sweep.plan.notes
                 # A sweep that was planned before keeps the criterion of that time, so that a change is found.
                 if criterion_of(notes) is None:

@@ -45,6 +45,7 @@ def test_functions_of_numbers_take_tensors_element_by_element() -> None:
     t = torch.linspace(-2, 3, 11, dtype=torch.float64)
     assert FUNCTIONS["max"](t, 0).equal(torch.relu(t))
     assert FUNCTIONS["min"](1, t).equal(t.clamp(max=1))
+    assert FUNCTIONS["max"](t, -1, 0.5).equal(t.clamp(min=0.5))
     assert FUNCTIONS["sqrt"](FUNCTIONS["max"](t, 0)).equal(torch.relu(t) ** 0.5)
     assert FUNCTIONS["ln"](t.exp()).allclose(t)
     # Of numbers they are those of Python, which decide in a formula between blocks.

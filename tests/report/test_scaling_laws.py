@@ -389,7 +389,10 @@ def test_figure_of_an_arm_without_a_law(make_ladder, tmp_path):
 def test_figure_names_a_size_that_no_law_has(make_ladder, make_run, tmp_path):
     add_check(make_run, make_ladder(seeds=SEEDS), 64, 0.3)
     figure = make_figure("scaling", summarize_by(tmp_path))
-    assert figure.caption.endswith("The laws leave out sizes whose learning rate is void: RMSNorm, width 64.")
+    assert "each cell at the learning rate of its law, the one with the most seeds" in figure.caption
+    assert figure.caption.endswith(
+        "The laws leave out sizes at which another learning rate is better: RMSNorm, width 64."
+    )
 
 
 def test_figure_with_too_few_sizes(make_ladder):

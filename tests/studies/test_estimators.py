@@ -238,7 +238,7 @@ def test_a_deviation_is_undefined_for_good_once_a_judging_run_has_not_learned(ru
     for estimator in (Deviation("placement=pre"), DeviationRatio("placement=post", "placement=pre")):
         estimate = estimator.estimate(made)
         assert math.isnan(estimate.value)
-        assert estimate.undefined == 1
+        assert estimate.stays_undefined
 
 
 def test_a_ratio_of_deviations_over_one_of_zero_is_undefined(runs, table):

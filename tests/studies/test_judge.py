@@ -301,15 +301,18 @@ def test_the_largest_deviation_has_a_power_of_80_percent(criterion, effect, alph
 
 
 def test_a_claim_without_an_effect_or_within_no_reach_has_no_largest_deviation():
-    ratio = dataclasses.replace(POST_MINUS_PRE, is_ratio=True)
-    at_least_zero = dataclasses.replace(CLAIM, estimator=ratio, criterion=AtLeast(0.0), effect=2.0)
-    for claim in (
-        dataclasses.replace(CLAIM, effect=None),
-        dataclasses.replace(CLAIM, effect=0.0),
-        CONTROL,
-        at_least_zero,
-    ):
+    for claim in (dataclasses.replace(CLAIM, effect=None), dataclasses.replace(CLAIM, effect=0.0), CONTROL):
         assert largest_deviation(claim, tests=1) is None
+
+
+@pytest.mark.parametrize(
+    ("criterion", "effect", "deviation"),
+    [(AtLeast(0.0), 2.0, math.inf), (AtMost(1.0), 0.0, math.inf), (AtMost(0.0), 1.0, None)],
+)
+def test_a_ratio_with_a_limit_or_an_effect_of_zero_has_every_deviation_or_none(criterion, effect, deviation):
+    ratio = dataclasses.replace(POST_MINUS_PRE, is_ratio=True)
+    claim = dataclasses.replace(CLAIM, estimator=ratio, criterion=criterion, effect=effect)
+    assert largest_deviation(claim, tests=1) == deviation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -396,6 +399,39 @@ def test_the_chance_to_decide_a_ratio_is_that_of_its_logarithm():
         answers.append(is_futile(claim, estimate, 12))
     assert by_grid.on_symmetric_scale(2.0) == math.log(2.0)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("has_low", "has_high", "futile"), [(True, True, False), (True, False, True), (False, True, False)]
+)
+def test_more_seeds_are_futile_where_the_interval_lacks_the_end_that_decides(has_low, has_high, futile):
+    """The values are around a number below the limit. Without an upper end no number of seeds shows it."""
+    values = -0.1 + np.random.default_rng(5).normal(0, 0.1, 14)
+    estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
+
+    def interval(alpha: float) -> tuple[float, float]:
+        low, high = estimate.interval(alpha)
+        return low if has_low else -math.inf, high if has_high else math.inf
+
+    claim = dataclasses.replace(CLAIM, criterion=AtMost(-0.05))
+    assert is_futile(claim, dataclasses.replace(estimate, interval=interval), 16) == futile
+
+
+def test_the_seeds_that_are_left_are_those_of_the_blocks_of_the_study(results, monkeypatch):
+    """The arms of a claim lack a block that was trained while only other claims were open."""
+    questions: list[int] = []
+
+    def record(claim: Claim, estimate: Estimate, seeds_left: int) -> bool:
+        questions.append(seeds_left)
+        return False
+
+    found = results()
+    early = [run for run in found if run.config.seed < 10]
+    undecided = dataclasses.replace(CLAIM, criterion=AtLeast(verdict(STUDY, early).estimate.value))
+    monkeypatch.setattr("normlab.studies.judge.is_futile", record)
+    lacking = [run for run in found if run.config.seed < 10 or setting(run, "placement") == "post"]
+    judge(dataclasses.replace(STUDY, claims=[undecided], controls=[]), lacking, unverified={})
+    assert questions == [CHOOSING_SEEDS + LOOKS[-1] - 14]
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

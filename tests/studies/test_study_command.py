@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from normlab.base.errors import StoreError
-from normlab.studies.base import Grid, Study
+from normlab.store.plans import Plan, read_plan
+from normlab.studies.base import AtLeast, Claim, Grid, Study
+from normlab.studies.estimators import difference
 from normlab.studies.run import Attempt
+from normlab.sweeps.files import write_plan
 
 STUDY = """
 from dataclasses import dataclass
@@ -345,6 +348,34 @@ def test_the_plan_of_a_grid_has_the_options_of_its_arms_and_of_its_setting(tmp_p
     design = planned.sweep.plan.design
     assert design.arms == {"pre": ["placement"], "post": ["placement", "init"]}
     assert {"model.depth", "model.width", "model.heads"} <= {*design.shared}
+
+
+def test_a_stored_plan_keeps_its_runs_and_gets_those_that_are_needed_besides(tmp_path: Path) -> None:
+    """By another rule, another claim was open when the block was planned."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    overrides = (
+        f"model=gpt2_nano model.depth=1 model.context=8 data=files data.path={tmp_path}/text.txt data.tokenizer=chars "
+        "placement=pre,post,peri train.steps=3 optim.warmup_steps=1 eval.sequences=2 stats=off"
+    )
+    claims = [
+        Claim(arm, "It has another loss.", difference(f"placement={arm}", "placement=pre"), AtLeast(0.0))
+        for arm in ("post", "peri")
+    ]
+    study = Study("stored", "Which?", [Grid("all", overrides)], claims)
+    attempt = Attempt(study, str(tmp_path / "results"))
+
+    def placements(plan: Plan) -> list[str]:
+        return [run.config["placement"]["name"] for run in plan.runs]
+
+    [first] = attempt.plan(attempt.blocks[1], claims[:1], [])
+    assert placements(first.sweep.plan) == ["pre", "post"] * 4
+    first.sweep.folder.mkdir(parents=True)
+    write_plan(first.sweep.folder, first.sweep.plan)
+    [again] = attempt.plan(attempt.blocks[1], claims[:1], [])
+    assert again.sweep.plan == read_plan(first.sweep.folder)
+    [both] = attempt.plan(attempt.blocks[1], claims[1:], [])
+    assert placements(both.sweep.plan) == ["pre", "post"] * 4 + ["peri"] * 4
+    assert both.sweep.plan.packs[: len(first.sweep.plan.packs)] == first.sweep.plan.packs
 
 
 @pytest.mark.parametrize("command", ["show", "run"])

@@ -31,7 +31,7 @@ BEYOND = 10, 100
 FORMATS = {"exponent": ".3f", "nats/token": ".4f", "ratio": "#.3g"}
 """The format of an estimate by its unit."""
 FORECAST_ERROR, MULTIPLIER, REGRET, VOID_REGRET = "seen - forecast", "multiplier", "regret", "regret, void"
-"""The first words of what rows estimate, by which notes know that a table has them: `VOID_REGRET` is a `REGRET`."""
+"""What rows estimate: the first words of their contrasts. `VOID_REGRET` begins with `REGRET`, which notes look for."""
 
 
 class Scaling(FactorTest):
@@ -167,8 +167,9 @@ class Scaling(FactorTest):
             lines.append(Definition(error))
         if any(text.startswith(REGRET) for text in contrasts):
             regret = (
-                f"{REGRET}: the loss at the learning rate of the law, the one with the most seeds, minus the lowest at "
-                f"the rates with fewer; {VOID_REGRET}: it is above its noise, and the laws leave this size out"
+                f"{REGRET}: the loss at the learning rate of the law, the one with the most seeds, minus that at the "
+                f"best of the rates with fewer; {VOID_REGRET}: a rate is better by more than its noise (the best such "
+                "rate is shown), and the laws leave this size out"
             )
             lines.append(Definition(regret))
         if fit["p_form"] is not None and fit["p_form"] < REJECTED:

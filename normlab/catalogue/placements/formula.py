@@ -46,8 +46,8 @@ SUB_LAYERS = {"A": "attn", "A_qkv": "attn", "W_out": "attn", "M": "mlp", "W_down
 OF_NUMBERS = (
     Function("sqrt(a)", "the square root; of a tensor, that of each element"),
     Function("ln(a)", "the natural logarithm; of a tensor, that of each element"),
-    Function("min(a, b)", "the smaller one; of tensors, of each two elements"),
-    Function("max(a, b)", "the larger one; of tensors, of each two elements"),
+    Function("min(a, b)", "the smaller one; of tensors, element by element"),
+    Function("max(a, b)", "the larger one; of tensors, element by element"),
 )
 OF_TENSORS = (
     Function("abs(t)", "|t|"),

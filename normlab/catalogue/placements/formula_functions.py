@@ -5,6 +5,7 @@ Shapes: t any axes, the last one of channels; of n streams x (..., n, D), y (...
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -89,8 +90,8 @@ def _of_numbers_or_tensors(of_numbers: Callable[..., Any], of_tensors: Callable[
 _COMPUTED: dict[str, Callable[..., Any]] = {
     "sqrt": _of_numbers_or_tensors(math.sqrt, torch.sqrt),
     "ln": _of_numbers_or_tensors(math.log, torch.log),
-    "min": _of_numbers_or_tensors(min, torch.minimum),
-    "max": _of_numbers_or_tensors(max, torch.maximum),
+    "min": _of_numbers_or_tensors(min, lambda *values: reduce(torch.minimum, values)),
+    "max": _of_numbers_or_tensors(max, lambda *values: reduce(torch.maximum, values)),
     "abs": torch.Tensor.abs,
     "silu": lambda t: t * torch.sigmoid(t),
     "softplus": lambda t: torch.log(1 + torch.exp(t)),

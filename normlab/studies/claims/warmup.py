@@ -49,8 +49,7 @@ register_study(
             "0.02 nats/token is below the resolution of this size. Runs that have not learned are left out of a loss: "
             "post-norm and DeepNorm without warm-up have more of them than with it (left out, and the table of arms), "
             "so that their gain in loss alone is too small. Losses are means over the chosen rates; the column of the "
-            "best rates alone may differ. At the rate of 0.004 the first seeds ended with 26 of 30, by a rule that "
-            "took 24 for the most."
+            "best rates alone may differ."
         ),
         grids=[
             Grid("warmup", f"{GRID} placement=pre,deepnorm model.depth=4 {RATES}"),

@@ -33,5 +33,7 @@ def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> d
             texts = map(format_setting, known)
             titles = catalogue.titles(option)
             raise ConfigError(f"--against {against}: " + unknown(option, condition.value, texts, titles=titles))
+        if option in levels:
+            raise ConfigError(f"--against {against}: names {option} twice; a baseline has one level of each option")
         levels[option] = matches[0]
     return levels

@@ -84,15 +84,15 @@ def _compare(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell] | None]) -
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
     """Return the indices of the cells with a result, best first.
 
-    Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
-    stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
+    Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run has not
+    learned, then by the mean final validation loss of the seeds that did not diverge.
     """
     # The mean of the surviving seeds comes last: it would flatter a cell whose other seeds diverged.
     keys: dict[int, tuple[float, bool, float]] = {}
     for index, cell in enumerate(cells):
         if cell.losses:
             share_diverged, mean = badness(cell.final.losses.values())
-            keys[index] = share_diverged, cell.has_bad_outcome, mean
+            keys[index] = share_diverged, cell.has_unlearned_run, mean
     return sorted(keys, key=keys.__getitem__)
 
 

@@ -183,6 +183,11 @@ class Cell:
         return count_bad(self.runs_at(self.best_lr)) > 0
 
     @property
+    def has_unlearned_run(self) -> bool:
+        """Whether a run at the best learning rate diverged or has not learned: a short one may do so without a fault."""
+        return self.best_lr in self.bad_lrs
+
+    @property
     def runs_at_best(self) -> Sequence[RunRecord]:
         """The runs at the best learning rate; all runs of a cell without a final loss."""
         return self.runs_at(self.best_lr) or self.runs

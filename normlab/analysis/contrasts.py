@@ -55,6 +55,7 @@ def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, 
 def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | None:
     """Test a contrast over the replicates that all of its cells have; return None if there is none.
 
+    Return None, too, if runs of each replicate diverged on both sides, so that nothing is estimated.
     The pooled residual variance is used if it includes all cells.
     """
     weights: list[float] = []
@@ -73,6 +74,8 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
         if math.isnan(value):
             sums[replicate] = 0.0
             both_diverged += 1
+    if both_diverged == len(sums):
+        return None
     test = paired_test(sums, both_diverged=both_diverged)
     # The pooled variance is that of cells without a bad outcome, and says nothing of others.
     if pool is None or test.test != "paired t" or not keys <= pool.keys:

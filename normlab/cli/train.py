@@ -35,11 +35,15 @@ ResultsOverride = Annotated[
     str | None, Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
 ]
 
+Extend = Annotated[bool, Option("--extend", help="Add runs to the sweep of sweep.name: seeds, rates, arms.")]
 Measure = Annotated[bool, Option("--measure", help="As --dry-run, and time a few steps for the cost.")]
 Effect = Annotated[
     float | None, Option(metavar="LOSS", help="As --dry-run, and print the seeds that find this difference of losses.")
 ]
-Power = Annotated[float, Option(metavar="SHARE", help="With --effect: the probability to find the difference.")]
+Power = Annotated[
+    float | None,
+    Option(metavar="SHARE", help="With --effect: the probability to find the difference; by default 0.8."),
+]
 
 
 @app.command()
@@ -109,16 +113,14 @@ def sweep(
     overrides: Overrides = None,
     dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
-    extend: Annotated[
-        bool, Option("--extend", help="Add runs to the sweep of sweep.name: seeds, rates, arms.")
-    ] = False,
+    extend: Extend = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
     results_dir: ResultsOverride = None,
     measure: Measure = False,
     effect: Effect = None,
-    power: Power = 0.8,
+    power: Power = None,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -153,12 +155,7 @@ def sweep(
     while planned := search.next_plan():
         is_plan_only = dry_run or measure or effect is not None
         print_plan(planned, planned.options, with_packs=is_plan_only, measure=measure, retry_failed=retry_failed)
-        if effect is not None:
-            from normlab.sweeps.needed_seeds import needed_seeds_lines
-
-            identities = [run.config.identity() for run in planned.resolved.values()]
-            for line in needed_seeds_lines(identities, planned.results_dir, effect, power):
-                echo(line)
+        _print_needed_seeds(planned, effect, power)
         if is_plan_only:
             return 0
         code = train_planned(planned, planned.options, retry_failed=retry_failed)
@@ -171,6 +168,19 @@ def sweep(
         if code:
             return code
     return code
+
+
+def _print_needed_seeds(planned: PlannedSweep, effect: float | None, power: float | None) -> None:
+    """Print how many seeds find an effect, if one is given."""
+    from normlab.sweeps.needed_seeds import needed_seeds_lines
+
+    if effect is None:
+        if power is not None:
+            raise ConfigError(f"--power {power:g}: has no effect without --effect; add --effect 0.02")
+        return
+    identities = [run.config.identity() for run in planned.resolved.values()]
+    for line in needed_seeds_lines(identities, planned.results_dir, effect, 0.8 if power is None else power):
+        echo(line)
 
 
 def with_folder(overrides: list[str] | None, results_dir: str | None) -> list[str]:

@@ -69,6 +69,10 @@ class Kind:
     """Whether its x axis is a factor."""
     has_size_axis: bool = False
     """Whether its x axis is the compute of all sizes, so that no option of the size needs a channel."""
+    has_statistic: bool = False
+    """Whether `statistic` selects what it shows."""
+    has_moment: bool = False
+    """Whether `moment` selects the step that it shows."""
 
 
 def make_figure(
@@ -92,6 +96,10 @@ def make_figure(
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
     if channels.get("x") is not None and not KINDS[kind].has_factor_axis:
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
+    if statistic is not None and not KINDS[kind].has_statistic:
+        raise ConfigError(f"--statistic {statistic}: has no effect on figure {kind}; leave it out, or draw layers")
+    if moment != "last" and not KINDS[kind].has_moment:
+        raise ConfigError(f"--at {moment}: has no effect on figure {kind}; leave it out, or draw layers")
     factors = table.factors
     if KINDS[kind].has_size_axis:
         factors = [factor for factor in factors if factor.option not in SIZE_OPTIONS]
@@ -417,12 +425,18 @@ def _runs_at_best(cells: Sequence[Cell]) -> list[RunRecord]:
 
 
 KINDS = {
-    "loss": Kind(lambda layout, cache, statistic, _: _losses(layout, cache, statistic or "val_loss"), has_range=True),
+    "loss": Kind(
+        lambda layout, cache, statistic, _: _losses(layout, cache, statistic or "val_loss"),
+        has_range=True,
+        has_statistic=True,
+    ),
     "lr": Kind(lambda layout, *_: _learning_rates(layout)),
     "factor": Kind(lambda layout, *_: _factor(layout), has_factor_axis=True),
     "layers": Kind(
         lambda layout, cache, statistic, moment: _layers(layout, cache, statistic or "resid_rms", moment),
         has_range=True,
+        has_statistic=True,
+        has_moment=True,
     ),
     "scaling": Kind(lambda layout, *_: _scaling(layout), has_size_axis=True),
 }

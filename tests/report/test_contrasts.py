@@ -15,6 +15,7 @@ from normlab.analysis.contrasts import MIN_P_EQUAL, Key, pool_residuals
 from normlab.analysis.factor_tests.run import run_test
 from normlab.analysis.intervals import Replicate, mean_interval
 from normlab.analysis.table import summarize_by
+from normlab.base.errors import ConfigError
 
 SEEDS = (0, 1, 2)
 
@@ -85,9 +86,8 @@ def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
 @pytest.mark.parametrize(
     ("diverged", "expected"),
     [
-        ({("post", 8, 0)}, -math.inf),
-        ({("pre", 8, 0)}, math.inf),
-        ({("post", 8, 0), ("pre", 8, 0)}, 0.0),
+        ({("post", 8, 0)}, math.inf),
+        ({("pre", 8, 0)}, -math.inf),
     ],
 )
 def test_divergence_counts_as_infinity_in_an_interaction(make_sweep, diverged, expected):
@@ -96,10 +96,43 @@ def test_divergence_counts_as_infinity_in_an_interaction(make_sweep, diverged, e
     table, _ = make_sweep(outcomes)
     rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
     row = next(row for row in rows if row["where"] == "depth 8")
-    signs = {("post", 8, 0): 1, ("pre", 8, 0): -1}
-    infinite = {signs[cell] for cell in diverged}
-    assert row["estimate"] == (infinite.pop() * math.inf if len(infinite) == 1 else 0.0)
+    assert row["estimate"] == expected
     assert row["method"].startswith("signed-rank")
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (0, 1, 2)], ids=["two of three seeds", "all seeds"])
+def test_seeds_that_diverged_on_both_sides_estimate_nothing(make_sweep, seeds):
+    outcomes = {(placement, 8, 0, seed): "diverged" for placement in ("pre", "post") for seed in seeds}
+    table, _ = make_sweep(outcomes)
+    rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
+    row = next(row for row in rows if row["where"] == "depth 8")
+    if len(seeds) < len(SEEDS):
+        assert row["method"].startswith("signed-rank")
+    else:
+        assert (row["estimate"], row["p"], row["missing"]) == (None, None, "both sides diverged")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"over": ["depth", "model.depth"]},
+            "--over depth,model.depth: names model.depth twice; name each option once",
+        ),
+        ({"against": "depth=2,depth=4"}, "--against depth=2,depth=4: names model.depth twice"),
+    ],
+)
+def test_an_option_that_is_named_twice_is_an_error(make_sweep, arguments, message):
+    """Its rows would count twice in Holm's correction."""
+    table, _ = make_sweep()
+    with pytest.raises(ConfigError, match=message):
+        run_test("counts", table.cells, table.factors, **arguments)
+
+
+def test_one_common_seed_is_named(make_sweep):
+    table, _ = make_sweep(seeds=[0])
+    rows = run_test("anytime", table.cells, table.factors, over=["placement"])
+    assert {row["missing"] for row in rows} == {"one common seed"}
 
 
 # Pooling

@@ -222,6 +222,8 @@ def test_one_seed_and_two_seeds_have_no_interval(results):
             "--statistic resid_rsm: unknown statistic by layer .*did you mean 'resid_rms'",
         ),
         ("layers", {"statistic": "resid_growth"}, "--statistic resid_growth: "),
+        ("lr", {"statistic": "resid_rms"}, "--statistic resid_rms: has no effect on figure lr; leave it out"),
+        ("loss", {"moment": "3"}, "--at 3: has no effect on figure loss; leave it out"),
         ("layers", {"moment": "middle"}, "--at middle: must be a step, first or last"),
         (
             "layers",

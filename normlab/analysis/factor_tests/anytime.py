@@ -46,8 +46,10 @@ class Anytime(FactorTest):
                 missing = "no common seed"
                 if not has_one_rate:
                     missing = "several learning rates"
-                elif values:
+                elif not is_finite:
                     missing = "a seed diverged"
+                elif values:
+                    missing = "one common seed"
                 yield {
                     **estimates,
                     **self.labels(where, change_text(factor, change), "nats/token"),

@@ -91,6 +91,8 @@ class Question:
         row = labels | dict.fromkeys(("estimate", "low", "high"))
         row |= {"n": 0, "n_crossed": None, "p": None, "method": None}
         result = contrast(list(zip(cells, weights, strict=True)), self.pool)
+        if result is None and set.intersection(*(set(cell.final.losses) for cell in cells)):
+            row["missing"] = "both sides diverged"
         if result is not None:
             row |= {"estimate": result.estimate, "low": result.low, "high": result.high}
             row |= {"n": result.design.n, "n_crossed": result.design.crossing, "p": result.p, "method": result.test}

@@ -52,6 +52,9 @@ def run_test(
     for option in resolve_options(over, runs_of(cells), "--over"):
         if option not in by_option:
             raise ConfigError(f"--over {option}: is not one of the factors {', '.join(by_option)}; add it to --by")
+        # The same rows again would count twice in Holm's correction.
+        if by_option[option] in over_factors:
+            raise ConfigError(f"--over {','.join(over)}: names {option} twice; name each option once")
         over_factors.append(by_option[option])
     if against is None:
         against = _baseline_of_sweep(cells, by_option)

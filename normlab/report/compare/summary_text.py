@@ -80,6 +80,9 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
         details += f" corrected for {compared.tests} comparisons: each cell with the best cell of its size"
     if worse.final.diverged:
         details += f"; {_diverged_text(worse)} in {name}"
+    # A cell ranks behind one with a higher mean if some of its runs have not learned.
+    if test.low > 0:
+        return f"The mean loss of the second best, {name}, is lower, but a run of it has not learned ({details})."
     if not compared.is_lower:
         return f"{undecided} ({details})."
     margin = f"{-test.estimate:.4f} nats/token"
@@ -117,9 +120,9 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
 
 
 def _has_best(cells: Sequence[Cell], ranked: Sequence[int]) -> bool:
-    """Whether the first of the ranked cells is the best one: they are comparable, and it has no bad outcome."""
+    """Whether the first of the ranked cells is the best one: they are comparable, and its runs have learned."""
     is_comparable = not reason_cells_not_comparable([cells[index] for index in ranked])
-    return is_comparable and not cells[ranked[0]].has_bad_outcome
+    return is_comparable and not cells[ranked[0]].has_unlearned_run
 
 
 def _best_of_size(
@@ -134,8 +137,8 @@ def _best_of_size(
         yield Fact(f"{cell.label}: {text}", size, cell.label, text)
     elif reason:
         yield Fact(f"{no_best}: {reason}.", size)
-    elif cell.has_bad_outcome:
-        yield Fact(f"{no_best}: in every cell with a result, a run diverged, is stuck or regressed.", size)
+    elif cell.has_unlearned_run:
+        yield Fact(f"{no_best}: in every cell with a result, a run diverged or has not learned.", size)
     else:
         name, strong = "Best", cell.label
         if size:

@@ -66,7 +66,7 @@ def files_below(folder: Path) -> set[str]:
         ("compile=true", "did you mean 'on'"),
         ("norm=rmsnorm,none", "several values for one run; choose one, train each with normlab sweep, or quote"),
         ("seed=range(3)", "seed=range(3): several values for one run; choose one, train each with"),
-        ("+norm=rmsnorm", "+norm=rmsnorm: norm is chosen already; write norm=rmsnorm"),
+        ("+norm=rmsnorm", "+norm=rmsnorm: norm is chosen already; leave + out"),
         ("results_dir=/proc/none", "/proc/none/runs"),
         (f"results_dir={__file__}", f"{__file__}/runs"),
     ],
@@ -101,6 +101,21 @@ def test_errors_of_other_commands_are_one_line(arguments: list[str], run_command
     code, out, err = run_command(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert files_below(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("summarize --target abc", "invalid value for '--target': must be a number; --help"),
+        ("figure loss --columns 1.5", "invalid value for '--columns': must be a whole number; --help"),
+        (f"sample x --seed {'1' * 5000}", "invalid value for '--seed': must be a whole number; --help"),
+        ("sweep seed=0,1 --effect=x", "invalid value for '--effect': must be a number; --help"),
+    ],
+)
+def test_a_text_for_a_number_is_an_error(arguments: str, message: str, run_command: Command) -> None:
+    code, out, err = run_command(*arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith(f"error: {message}")
 
 
 def test_debug_raises_the_error(run_command: Command) -> None:

@@ -72,11 +72,7 @@ FOLLOWED = {
     "model=[gpt2_nano]": "model=gpt2_nano",
     "optim.lr=[1e-3,1e-2]": "optim.lr=1e-3,1e-2",
     "seed=[1,2]": "seed=1,2",
-    "+norm=rmsnorm": "norm=rmsnorm",
-    "++norm=rmsnorm": "norm=rmsnorm",
     "+norm=[rmsnorm]": "norm=rmsnorm",
-    "norm@x=rmsnorm": "norm=rmsnorm",
-    "model.depth@x=3": "model.depth=3",
     "model.depth = 3": "model.depth=3",
     "model.depth==3": "model.depth=3",
     "stats.also=erank": "stats.also=[erank]",
@@ -85,6 +81,9 @@ FOLLOWED = {
     "run.name=é": "run.name='é'",
     "run.name=[a]": "run.name=a",
     "seed=range(a)": "seed=range(3)",
+    "seed=0:3": "seed=range(0,3)",
+    "optim.warmup_steps=0:9:3": "optim.warmup_steps=range(0,9,3)",
+    "sweep.jobs=[1,2]": "sweep.jobs=1",
     "rmsnorm": "norm=rmsnorm",
     "seed=interval(0,1)": "norm=rmsnorm,layernorm",
 }
@@ -98,6 +97,22 @@ def test_what_the_message_tells_to_write_composes(typed: str, written: str) -> N
     message = str(caught.value)
     assert written in message or shlex.quote(written) in message
     compose_sweep([written])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("norm@x=1", "norm@x=1: @x has no meaning here; leave @x out"),
+        ("norm@=rmsnorm", "norm@=rmsnorm: @ has no meaning here; leave @ out"),
+        ("model.depth@x=3", "model.depth@x=3: @x has no meaning here; leave @x out"),
+        ("+norm=rmsnrm", "+norm=rmsnrm: norm is chosen already; leave + out"),
+        ("++norm=rmsnorm", "++norm=rmsnorm: norm is chosen already; leave ++ out"),
+        ("sweep.jobs=0:3", "sweep.jobs=0:3: must be a whole number, or null"),
+    ],
+)
+def test_no_value_is_repeated_that_may_be_wrong_too(typed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        compose_sweep([typed])
 
 
 DIGITS = "1" * 5000
@@ -189,7 +204,8 @@ def test_a_limit_names_null() -> None:
 @pytest.mark.parametrize(
     ("typed", "nearest"),
     [
-        (["norm=dyt", "norm.epps=1"], "optim.eps"),
+        (["norm=dyt", "norm.epps=1"], "norm.eps"),
+        (["norm=dyt", "norm.depth=1"], "model.depth"),
         (["norm.epps=1"], "norm.eps"),
         (["optim.groups.gians.input.lr=1"], "optim.groups.gains"),
         (["model.width_=3"], "model.width"),
@@ -200,6 +216,12 @@ def test_the_nearest_option_is_one_that_the_chosen_class_has(typed: list[str], n
         compose_run(typed)
     assert f"did you mean '{nearest}'" in str(caught.value)
     assert any(option.startswith(nearest) for option in all_options())
+
+
+def test_the_nearest_option_of_another_choice_names_the_choices() -> None:
+    message = r"has no option 'betas' \(did you mean 'optim.beta2' of optim=adamw, hyperball, lion, muon, normuon\?\): "
+    with pytest.raises(ConfigError, match=message):
+        compose_run(["optim=sgd", "optim.betas=[0.9,0.9]"])
 
 
 @pytest.mark.parametrize(
@@ -244,6 +266,22 @@ def test_an_option_that_is_given_twice_is_a_warning(run_command: Command, overri
             "warning: train.steps=12: has no effect, because train.steps=0 comes later; leave train.steps=12 out",
             "warning: norm=rmsnorm: has no effect, because norm=dyt comes later; leave norm=rmsnorm out",
         ]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["model=gpt2_nano model", "norm=rmsnorm norm=(", "seed=0 seed=1 arm=[a", "seed=0 seed=1 optim.lr=search(1)"],
+)
+def test_no_order_is_a_warning_before_a_malformed_override(typed: str, run_command: Command) -> None:
+    code, out, err = run_command("sweep", *typed.split(), "norm=none,dyt")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: ")
+
+
+def test_an_option_that_is_given_twice_is_a_warning_beside_a_search(run_command: Command) -> None:
+    arguments = ["sweep", "optim.lr=search(1e-4,1e-1)", "seed=until(norm=none,max=8)", "norm=dyt", "norm=nope"]
+    warning = "warning: norm=dyt: has no effect, because norm=nope comes later; leave norm=dyt out\n"
+    assert run_command(*arguments)[2].startswith(warning)
 
 
 @pytest.mark.parametrize("arguments", [["sweep"], ["sweep", "sweep.jobs=2"], ["train", "--multirun"]])

@@ -80,6 +80,17 @@ def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str])
     assert run_id("plugins=[mine.py]", override) == first
 
 
+@pytest.mark.parametrize("override", ["norm=mine", "placement=mine", "init=mine", "norm.at.final=mine"])
+def test_a_plugin_that_registers_nothing_is_named(override: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("class Mine: pass\n")
+    with pytest.raises(ConfigError) as caught:
+        compose_run([override, f"plugins=[{tmp_path / 'x.py'}]"])
+    hint = "nothing is registered in x.py (add @register_norm, register_placement or @init_rule); unknown "
+    assert str(caught.value).startswith(f"{override}: {hint}")
+    with pytest.raises(ConfigError, match=f"^{override}: unknown "):
+        compose_run([override])
+
+
 @pytest.mark.parametrize("kind", EDITS)
 def test_edited_comment_starts_no_other_run(kind: str, run_id: Callable[..., str]) -> None:
     text, override, _, _ = EDITS[kind]

@@ -5,6 +5,7 @@ order. A pair is one run of each cell with the same seeds. The difference of a p
 0 if both diverged. Runs without an outcome form no pair.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -141,6 +142,8 @@ def build_table(
     cells = group_cells(results, by)
     warnings = [*warnings, *table_warnings(cells, by)]
     if target is not None:
+        if not (math.isfinite(target) and target > 0):
+            raise ConfigError(f"--target {target:g}: must be a finite loss above 0, in nats/token")
         cells = [_with_target(cell, target) for cell in cells]
     if against is not None:
         cells = _with_baselines(cells, by, against)

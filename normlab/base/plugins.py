@@ -103,6 +103,23 @@ def registered_by_plugins() -> list[tuple[str, str]]:
     return [kind_and_name for kind_and_name, owner in _owner.items() if owner in _requested]
 
 
+def hint_of_empty_plugins() -> str:
+    """Return a hint with the plugins of the last `run_plugins` that registered nothing, and "" if there is none.
+
+    It begins the message about a name that is unknown, because such a plugin may have forgotten to register it.
+    """
+    files: list[str] = []
+    for name in _requested.difference(_owner.values()):
+        module = sys.modules.get(name)  # None for one that raised an error
+        if module is not None:
+            files.append(Path(inspect.getfile(module)).name)
+    if not files:
+        return ""
+    return (
+        f"nothing is registered in {', '.join(sorted(files))} (add @register_norm, register_placement or @init_rule); "
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """A user's Python file. `run_plugins` runs `content`, even if the file has changed since."""

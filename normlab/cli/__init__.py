@@ -67,6 +67,11 @@ def _message_of(error: Exception) -> str | None:
         return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
     if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
         text = error.format_message().rstrip(".").replace("Value error, ", "")  # pyright: ignore[reportAttributeAccessIssue]
+        # The phrases of pydantic, by which typer converts values.
+        text = re.sub(r"Input should be a valid number\b.*", "must be a number", text)
+        text = re.sub(
+            r"(Input should be a valid|Unable to parse input string as an) integer\b.*", "must be a whole number", text
+        )
         text = re.sub(r"\.? Did you mean (.*\?)$", r" (did you mean \1)", text[:1].lower() + text[1:])
         return f"{text}; --help lists the commands and options"
     if isinstance(error, MemoryError | ImportError) and is_out_of_memory(error):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from normlab.base.errors import printable, warn
+from normlab.base.errors import ConfigError, printable, warn
 from normlab.base.version import __version__
 
 if TYPE_CHECKING:
@@ -100,10 +100,31 @@ def warn_of_replaced(overrides: Sequence[str]) -> None:
             continue  # two lists of arms are an error
         option = override.lstrip("+").partition("=")[0]
         typed.setdefault(option, []).append(override)
+    warnings: list[str] = []
     for *earlier, last in typed.values():
         for text in dict.fromkeys(earlier):
             if text != last:
-                warn(f"{text}: has no effect, because {last} comes later; leave {text} out")
+                warnings.append(f"{text}: has no effect, because {last} comes later; leave {text} out")
+    if warnings and _are_overrides(overrides):
+        for warning in warnings:
+            warn(warning)
+
+
+def _are_overrides(texts: Sequence[str]) -> bool:
+    """Return whether all texts are well-formed; the command reports one that is not, which no order explains."""
+    from normlab.config.arms import read_arms
+    from normlab.config.overrides import parse
+    from normlab.config.searches import read_searches, read_until
+
+    try:
+        _, others = read_searches(texts)
+        _, others = read_until(others)
+        _, shared = read_arms(others)
+        for text in shared:
+            parse(text)
+    except ConfigError:
+        return False
+    return True
 
 
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:

@@ -55,10 +55,20 @@ def empty_list_hint(value: str) -> str:
 
 
 def hint(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'optim.lr'?)"` with what a name may mean, or the closest option.
+    """Return `" (did you mean 'optim.lr'?)"` with the nearest options, or "" if none is close."""
+    return did_you_mean_one_of(nearest_options(name, options))
+
+
+def did_you_mean_one_of(candidates: Iterable[str]) -> str:
+    """Return `" (did you mean 'optim.lr' or 'optim.eps'?)"`, or "" without candidates."""
+    names = " or ".join(map(repr, candidates))
+    return f" (did you mean {names}?)" if names else ""
+
+
+def nearest_options(name: str, options: Iterable[str]) -> list[str]:
+    """Return what a name may mean, or else the closest option; [] if none is close.
 
     The last part of the name is compared with the last parts of the options, first of those in the same section.
-    Return "" if no option is close.
     """
     options = list(options)
     section, _, last = name.rpartition(".")
@@ -72,6 +82,4 @@ def hint(name: str, options: Iterable[str]) -> str:
         close = difflib.get_close_matches(last.lower(), parts, n=1, cutoff=0.65)
         if close:
             candidates = meanings(close[0], known)
-    if not candidates:
-        return ""
-    return f" (did you mean {' or '.join(map(repr, candidates))}?)"
+    return candidates

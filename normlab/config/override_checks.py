@@ -47,8 +47,7 @@ def check_override(override: Override) -> None:
         return  # of a config group of the user
     # A package would put the options of a group into another section.
     if override.package is not None:
-        without = text.replace(f"@{override.package}", "", 1)
-        raise ConfigError(f"{text}: @{override.package} has no meaning here; write {without}")
+        raise ConfigError(f"{text}: @{override.package} has no meaning here; leave @{override.package} out")
     _check_sweep(override)
     if key == "hydra.searchpath" and not _are_folders(override.value()):
         raise ConfigError(
@@ -98,7 +97,7 @@ def _check_choices(override: Override) -> None:
     for name in names:
         _check_choice(text, group, name)
     if override.is_add() or override.is_force_add():
-        raise ConfigError(f"{text}: {group} is chosen already; write {text.lstrip('+')}")
+        raise ConfigError(f"{text}: {group} is chosen already; leave {text.partition(group)[0]} out")
 
 
 def _check_choice(text: str, group: str, value: Any) -> None:

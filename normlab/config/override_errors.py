@@ -9,9 +9,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
-from normlab.base.errors import ConfigError, unknown
+from normlab.base.errors import ConfigError, shorten, unknown
 from normlab.base.options import option_fields, override_text
 from normlab.base.paths import config_dir
+from normlab.base.plugins import hint_of_empty_plugins
 from normlab.catalogue import entries as catalogue
 from normlab.catalogue.corpora import DATA, HubData, corpus_hint
 from normlab.catalogue.other_names import OTHER_NAMES
@@ -26,13 +27,22 @@ from normlab.config.known_options import (
     option_types,
     requirement,
 )
-from normlab.config.option_names import NOTHING, empty_list_hint, hint
+from normlab.config.option_names import (
+    NOTHING,
+    did_you_mean_one_of,
+    empty_list_hint,
+    hint,
+    meanings,
+    nearest_options,
+)
 from normlab.config.schema import RunConfig
 
 _OPTION = re.compile(r"[~+]*[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*(@[\w.]*)?")
 """The part of an override before its `=`."""
 _AT_SITE = re.compile(r"norm\.at\.(\w+)\.(\w+)=")
 """The start of a message about an option of the norm at a site: `norm.at.output_mlp.eps=-1: ...`."""
+_SLICE = re.compile(r"-?\d+:-?\d+(:-?\d+)?")
+"""A range of whole numbers as Python's indices have it: `0:3`."""
 _BRACKETS = ("[]", "{}", "()")
 
 
@@ -137,7 +147,7 @@ def malformed(typed: str) -> ConfigError:
     if ("list[" in kind or "Any" in kind) and re.fullmatch(r"\(.*\)", value):
         return ConfigError(f"{typed}: a list has square brackets; write {option}=[{value[1:-1]}]")
     if re.fullmatch(r"(range|choice)\(.*\)", value):
-        return ConfigError(f"{typed}: has wrong arguments; write {option}=range(3) or {option}=choice(1,2)")
+        return ConfigError(f"{typed}: has wrong arguments; write '{option}=range(3)' or '{option}=choice(1,2)'")
     if "str" not in kind and "Any" not in kind:
         return ConfigError(f"{typed}: must be {requirement(kind)}")
     quoted = QuotedString(value, Quote.single).with_quotes()
@@ -158,7 +168,9 @@ def no_such_choice(group: str, name: str, choices: Collection[str] | None = None
     if choices is None:
         choices = {*GROUPS.get(group, ()), *(path.stem for path in (config_dir() / group).glob("*.yaml"))}
     elsewhere = OTHER_NAMES if group in ("norm", "placement") else None
-    return ConfigError(f"{group}={name}: " + unknown(group, name, set(choices), elsewhere, catalogue.titles(group)))
+    of_plugins = hint_of_empty_plugins() if group in ("norm", "placement") else ""
+    message = unknown(group, name, set(choices), elsewhere, catalogue.titles(group))
+    return ConfigError(f"{group}={name}: {of_plugins}{message}")
 
 
 def no_such_option(key: str, job: Sequence[Override], section_class: Any = None) -> ConfigError:
@@ -181,10 +193,21 @@ def no_such_option(key: str, job: Sequence[Override], section_class: Any = None)
         choices = ", ".join(owners)
         return ConfigError(f"{typed}: is an option of {section}={choices}; set one of these, or {action}")
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
-    # The chosen class lacks the section's other options, so they are no hint.
-    elsewhere = [option for option in known if not is_in(option, section)]
-    nearest = hint(key, [f"{section}.{option}" for option in options]) or hint(key, elsewhere)
+    nearest = hint(key, [f"{section}.{option}" for option in options]) or _hint_outside(key, section, known)
     return ConfigError(f"{typed}: the chosen {section} has no option {name!r}{nearest}: {choices}")
+
+
+def _hint_outside(key: str, section: str, known: Collection[str]) -> str:
+    """Return a hint for an option that the chosen class of a section lacks.
+
+    Options of the section's other choices come first. One of another section must have the same name, because a typing
+    error is more likely in the name than in the section.
+    """
+    for option in nearest_options(key, [option for option in known if is_in(option, section)]):
+        owners = choices_with(option)
+        if owners:
+            return f" (did you mean {option!r} of {section}={shorten(owners)}?)"
+    return did_you_mean_one_of(meanings(key, [option for option in known if not is_in(option, section)]))
 
 
 def wrong_value(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
@@ -205,6 +228,9 @@ def wrong_value(option: str, kind: str, job: Sequence[Override]) -> ConfigError:
             return ConfigError(f"{typed}: {needed}; write {option}=[{text}]")
     elif text.startswith("[") and text.endswith("]"):
         return ConfigError(f"{typed}: {needed}; {without_brackets(option, text)}")
+    elif _SLICE.fullmatch(text) and not is_in(option, "sweep"):
+        swept = shlex.quote(f"{option}=range({text.replace(':', ',')})")
+        return ConfigError(f"{typed}: {needed}; write a range for a run of each (normlab sweep): {swept}")
     return ConfigError(f"{typed}: {needed}")
 
 
@@ -223,6 +249,8 @@ def without_brackets(option: str, value: str) -> str:
         return f"write one value after {option}="
     if "," not in inner:
         return f"write {option}={inner}"
+    if is_in(option, "sweep"):
+        return f"choose one value, as in {option}={inner.partition(',')[0].strip()}"
     return f"write it without brackets for a run of each (normlab sweep): {option}={inner}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from normlab.base.errors import ConfigError, no_effect, unknown
 from normlab.base.options import check, identity_tree, option, plain_tree
 from normlab.base.parsing import canonical_hash
+from normlab.base.plugins import hint_of_empty_plugins
 from normlab.catalogue.corpora import DATA, DataConfig, HubData
 from normlab.catalogue.norms.base import NORMS, NormConfig
 from normlab.catalogue.optimizers.options import GROUPS, OPTIMIZERS, OptimConfig
@@ -160,7 +161,8 @@ class RunConfig:
         check_norms(self.norm, self.placement, self.model)
         if self.init_rule not in INIT_RULES:  # a plugin's placement may misspell its rule
             source = "init" if self.init != "auto" else f"placement={self.placement.name}, init"
-            raise ConfigError(f"{source}={self.init_rule}: " + unknown("init rule", self.init_rule, INIT_RULES))
+            message = unknown("init rule", self.init_rule, INIT_RULES)
+            raise ConfigError(f"{source}={self.init_rule}: {hint_of_empty_plugins()}{message}")
         if self.train.batch_size % self.train.accumulation:
             raise ConfigError(
                 f"train.accumulation={self.train.accumulation}: does not divide "

@@ -118,14 +118,15 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
         StoreError: The file is damaged, holds another file than those of records, or is too large; or it cannot be
             read, or the folder not be written. Nothing is left then.
     """
-    if os.path.lexists(folder):
-        raise ConfigError(f"{folder}: exists; name a new folder with -o FOLDER")
     if not path.is_file():
         raise StoreError(f"{path}: is not a file; name a zip file of `normlab share`")
-    make_folder(folder.parent)
     try:
         with ZipFile(path) as archive:
             _check_entries(archive, path.stat().st_size)
+            # After the file: one without a suffix, which may be no zip file, has the name of its default folder.
+            if os.path.lexists(folder):
+                raise ConfigError(f"{folder}: exists; name a new folder with -o FOLDER")
+            make_folder(folder.parent)
             # All entries are checked before the first is written; the folder has its name when the last one is there.
             with new_folder(folder) as temporary_folder:
                 for entry in archive.infolist():

@@ -137,7 +137,7 @@ def rename_sweep(name: str, new_name: str, results_dir: Folder) -> Path:
         StoreError: There is no such sweep, it is active, a link leads out of it, or one of its packs is not completed.
     """
     # Before `with_name`, whose error for a wrong name does not say what to do.
-    SweepOptions(name=new_name).validate()
+    _check_name(new_name)
     sweep = find_sweep(name, results_dir)
     if sweep is None:
         raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
@@ -150,7 +150,7 @@ def rename_sweep(name: str, new_name: str, results_dir: Folder) -> Path:
         # First: a command that is killed between the two finds the sweep by its old name, and finishes.
         renames = {search: search.with_name(f"{new_name}{SEARCH}")} | renames
     for target in renames.values():
-        SweepOptions(name=target.name).validate()
+        _check_name(target.name)
         if os.path.lexists(target):
             raise ConfigError(f"{target.name}: exists in {folder.parent}; choose another name")
     # Everything is checked, and locked, before anything changes: neither half would resume under its name.
@@ -168,6 +168,14 @@ def rename_sweep(name: str, new_name: str, results_dir: Folder) -> Path:
             except OSError as error:
                 raise io_error(source, "renamed", error) from error
     return renames[folder]
+
+
+def _check_name(name: str) -> None:
+    """Check that a sweep can have a name; the error begins with the name, since no `sweep.name` was typed."""
+    try:
+        SweepOptions(name=name).validate()
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("sweep.name=")) from error
 
 
 def _check_packs(folder: Path, plan: Plan) -> None:

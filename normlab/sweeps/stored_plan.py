@@ -26,9 +26,11 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     run_by_id = {run.run_id: run for run in plan.runs}
     stored_ids = {run.run_id for run in stored.runs}
     if stored_ids != run_by_id.keys():
-        hint = OTHER_NAME
+        hint = f"to add runs, give the old values beside the new ones and add --extend; or {OTHER_NAME}"
         if stored_ids < run_by_id.keys():
             hint = f"add --extend, or {OTHER_NAME}"
+        elif run_by_id.keys() < stored_ids:
+            hint = f"give the values of its other runs too, or {OTHER_NAME}"
         raise ConfigError(
             f"sweep.name={stored.name}: the existing sweep of this name has {counted(len(stored_ids), 'run')}; these "
             f"overrides make {len(run_by_id)}, of which {len(stored_ids & run_by_id.keys())} are the same; {hint}"

@@ -220,6 +220,13 @@ def test_cell_without_an_outcome_has_a_row(make, tmp_path):
         assert render_cells(summarize_by(tmp_path, ["norm"], against="norm=layernorm"), format)
 
 
+@pytest.mark.parametrize("target", ["nan", "inf", "-1", "0"])
+def test_a_target_is_a_finite_loss_above_0(target, make, tmp_path, run_command):
+    make("rmsnorm", 1e-3, 0, 2.0)
+    message = f"error: --target {target}: must be a finite loss above 0, in nats/token\n"
+    assert run_command("summarize", str(tmp_path), "--target", target) == (2, "", message)
+
+
 def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path):
     for seed, curve in enumerate([(5.5, 3.0, 2.4, 2.6), (5.5, 2.5, 2.3, 2.2)]):
         folder = make("rmsnorm", 1e-3, seed, curve[-1])

@@ -263,6 +263,13 @@ def test_a_missing_file_or_a_pipe_is_no_zip_file(run_command: Command, tmp_path:
         assert (code, err) == (2, f"error: {name}: is not a file; name a zip file of `normlab share`\n")
 
 
+def test_a_file_that_is_no_zip_file_is_no_folder_that_exists(run_command: Command) -> None:
+    """Without -o, a file without a suffix has the name of its folder."""
+    Path("a1").write_text("no zip file")
+    code, _, err = run_command("open", "a1")
+    assert (code, err.partition("(")[0]) == (2, "error: a1: is not a file of `normlab share` ")
+
+
 def test_an_interrupted_open_leaves_no_folder(
     sweep: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

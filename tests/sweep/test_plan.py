@@ -159,6 +159,12 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     )
     with pytest.raises(ConfigError, match=message):
         plan("sweep.name=mine", "seed=0,1,2")
+    with pytest.raises(
+        ConfigError, match="the same; to add runs, give the old values beside the new ones and add --ex"
+    ):
+        plan("sweep.name=mine", "seed=1,2")
+    with pytest.raises(ConfigError, match="the same; give the values of its other runs too, or choose another"):
+        plan("sweep.name=mine", "seed=1")
     with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine started with sweep.pack=auto"):
         plan("sweep.name=mine", "seed=0,1", "sweep.pack=2")
 

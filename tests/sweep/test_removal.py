@@ -302,10 +302,10 @@ def test_rename_changes_the_name_and_no_run(run_command: Command) -> None:
     [
         ("first", "second", "second: exists in"),
         ("first", "first", "first: exists in"),
-        ("first", "a/b", "is not a folder name"),
-        ("first", "..", "is not a folder name"),
+        ("first", "a/b", "error: a/b: is not a folder name"),
+        ("first", "..", "error: ..: is not a folder name"),
         ("first", "", "must be a printable text of 1 to 100 characters"),
-        ("first", "x" * 101, "sweep.name"),
+        ("first", "x" * 101, f"error: '{'x' * 101}': must be a printable text of 1 to 100 characters"),
         ("missing", "new", "missing: is not a sweep"),
         (A, "new", "is not a sweep; name one (the name of a run is part of its record"),
         ("study-depth-main-small-0", "new", "is a sweep of a study"),

@@ -28,7 +28,7 @@ import msgspec
 
 from normlab.base.errors import ConfigError, unknown
 from normlab.base.options import check, option, override_text
-from normlab.base.plugins import check_initial_values, claim_name
+from normlab.base.plugins import check_initial_values, claim_name, hint_of_empty_plugins
 from normlab.catalogue.sites import LAYERS, SITES, selected_layers, split_key
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _no_norm(site: str, name: str) -> ConfigError:
             for option_name, value in entry["sets"].items():
                 options.append(f"{of_site}.{option_name}={override_text(value)}")
             return ConfigError(f"{of_site}={name}: is a preset, and a site has a norm; write {' '.join(options)}")
-    return ConfigError(f"norm.at.{site}={name}: " + unknown("norm", name, NORMS))
+    return ConfigError(f"norm.at.{site}={name}: {hint_of_empty_plugins()}" + unknown("norm", name, NORMS))
 
 
 def _with_option(norm: NormConfig, option_of_site: str, value: Any) -> NormConfig:

@@ -184,7 +184,7 @@ class Cell:
 
     @property
     def has_unlearned_run(self) -> bool:
-        """Whether a run at the best learning rate diverged or has not learned, which in a short run is no bad outcome."""
+        """Whether a run at the best learning rate diverged or has not learned, which is no bad outcome of a short run."""
         return self.best_lr in self.bad_lrs
 
     @property

@@ -90,12 +90,31 @@ def check_initial_values(kind: str, name: str, initial_values: object) -> None:
         )
 
 
+def check_formula(kind: str, name: str, owner: str, formula: object) -> None:
+    """Raise ConfigError if the class `owner` has no formula, which tables print and `verify` names."""
+    if not (isinstance(formula, str) and formula.strip()):
+        raise ConfigError(
+            f"{kind} {name!r}: formula of {owner} is {formula!r:.60}, but must be a text; write "
+            'formula = "x = ...", without a type in a class'
+        )
+
+
 def plugin_file(kind: str, name: str) -> str | None:
     """Return the name of the plugin that registered a name, or None if the package did."""
     module = sys.modules.get(_owner.get((kind, name), ""))
     if module is None:
         return None
     return Path(inspect.getfile(module)).name
+
+
+def files_in_use() -> list[str]:
+    """Return the names of the files of the last `run_plugins` that have registered a norm, a placement and the like."""
+    files: dict[str, None] = {}
+    for kind, name in registered_by_plugins():
+        file = plugin_file(kind, name)
+        if file is not None:
+            files[file] = None
+    return list(files)
 
 
 def registered_by_plugins() -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from normlab.base.errors import NormlabError, is_out_of_memory, one_line
-from normlab.base.plugins import plugin_line
+from normlab.base.plugins import files_in_use, plugin_line
 from normlab.cli.app import app, discard_output, open_closed_outputs, replace_interrupt_handler
 from normlab.system.openmp import limit_spinning
 
@@ -79,4 +79,11 @@ def _message_of(error: Exception) -> str | None:
     where = plugin_line(error)
     if where is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
+    files = files_in_use()
+    if files:
+        # A norm that returns a wrong shape or nothing makes the code after it fail, where no line of the file is.
+        return (
+            f"plugins: {type(error).__name__}: {error}; {' or '.join(files)} may cause it: fix the file, which "
+            "`normlab verify` checks (--debug prints the traceback)"
+        )
     return None

@@ -21,6 +21,7 @@ from normlab.catalogue.placements.base import load_all as load_placements
 from normlab.explain.diagram import Diagram, make
 from normlab.model.init import build_model
 from normlab.model.instrument import Collector, Observation
+from normlab.model.modules import build_norm
 from normlab.model.small import VOCAB, small_config, tokens
 from normlab.report.pages.shell import page, write_output
 
@@ -68,7 +69,7 @@ def norm_card(entry: catalogue.Entry) -> Element:
     options, sequences = kind.example_options, kind.example_sequences
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = kind(**options).build(len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
+        module = build_norm(kind(**options), len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
     x_TD = torch.tensor(MATRIX, dtype=torch.float64, requires_grad=True)
     y_TD = module(x_TD.unflatten(0, (sequences, -1))).flatten(0, 1)
     # The gradient shows from which values the marked output is computed.

@@ -21,6 +21,7 @@ from normlab.config.model import ModelConfig
 from normlab.model.attention import Attention, capped
 from normlab.model.instrument import assign_sites, main_stream, observe, observe_streams
 from normlab.model.mlp import MLP
+from normlab.model.modules import build_wiring
 
 SMALL_VOCAB = 1024
 """Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the
@@ -98,7 +99,7 @@ class Block(nn.Module):
             rotated=placement.qk_transform(config.heads, head_width),
         )  # fmt: skip
         self.mlp = MLP(config, sites, make_norm_here, placement.hidden_transform)
-        self.wiring = placement.wire(layer, config.depth, config.width, make_norm_here)
+        self.wiring = build_wiring(placement, layer, config.depth, config.width, make_norm_here)
 
     def forward(self, stream: Any) -> Any:
         shared: dict[str, Tensor] = {}

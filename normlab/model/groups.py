@@ -20,6 +20,7 @@ from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import drawn_weights, standard_deviation
 from normlab.model.instrument import InstrumentedNorm, instrument
+from normlab.model.modules import build_norm
 
 OF_NORMS = {"bias": "biases", "scalar": "scalars", "matrix": "norm_matrices"}
 """The group of a norm's parameter by its role; a gain's is `gains`, with the place of the norm."""
@@ -77,7 +78,7 @@ def check_parameters(config: RunConfig) -> None:
     if structure not in _parameters:  # a grid has the same structures again and again
 
         def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
-            return instrument(config.norm_at(site, layer).build(width), site)
+            return instrument(build_norm(config.norm_at(site, layer), width), site)
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)

@@ -19,6 +19,7 @@ from normlab.catalogue.placements.init_rules import INIT_RULES, Weight
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.instrument import instrument
+from normlab.model.modules import build_norm
 
 STREAMS = "streams"
 """The role in `init_roles` of the matrices that compute the weights of several streams. No init rule has it."""
@@ -115,7 +116,7 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
         nonlocal count
         torch.default_generator.manual_seed(derive_seed(config.seed, f"norm/{count}") % 2**63)
         count += 1
-        return instrument(config.norm_at(site, layer).build(width), site)
+        return instrument(build_norm(config.norm_at(site, layer), width), site)
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)

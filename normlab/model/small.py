@@ -26,6 +26,7 @@ from normlab.config.norms import PlacedNorm
 from normlab.config.schema import RunConfig
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
+from normlab.model.modules import build_norm
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
@@ -139,7 +140,7 @@ def build_small(
         eps = getattr(options, "eps", 0)
         if eps and with_eps is not None:
             options = dataclasses.replace(options, eps=with_eps(eps))  # pyright: ignore[reportCallIssue]
-        norm = options.build(width)
+        norm = build_norm(options, width)
         norms[norm] = PlacedNorm(site, layer, (width,), options)
         return norm
 

@@ -1,12 +1,18 @@
 """The result of one check, and functions that make one."""
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from normlab.base.errors import counted
+from normlab.base.errors import NormlabError, counted, is_out_of_memory
+from normlab.base.plugins import files_in_use, plugin_line
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,47 @@ def check_equal(subject: str, claim: str, expected: object, actual: object, note
 def check_no_problems(subject: str, claim: str, problems: Sequence[str], result: str = "") -> Check:
     """Return the check that there are no problems; `result` is shown if it passes."""
     return Check(subject, claim, not problems, "; ".join(problems) or result)
+
+
+def fails_on_error(claim: str) -> Callable[[F], F]:
+    """Make a check of an argument `subject` fail, with this claim, if a plugin makes it raise an exception.
+
+    Without plugins the exception is a bug of normlab, and is raised.
+
+    Args:
+        claim: May have fields with the arguments of the check, such as `{norm.verified_by}`.
+    """
+
+    def decorate(check: F) -> F:
+        signature = inspect.signature(check)
+
+        def failure(error: Exception, *args: Any, **options: Any) -> Check:
+            if isinstance(error, NormlabError) or is_out_of_memory(error) or not files_in_use():
+                raise error
+            arguments = signature.bind(*args, **options).arguments
+            where = plugin_line(error)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            result = reason if where is None else f"{where}: {reason}"
+            return Check(arguments["subject"], claim.format(**arguments), passed=False, result=result)
+
+        @wraps(check)
+        def single(*args: Any, **options: Any) -> Check:
+            try:
+                return check(*args, **options)
+            except Exception as error:  # a plugin may raise anything
+                return failure(error, *args, **options)
+
+        @wraps(check)
+        def several(*args: Any, **options: Any) -> Iterator[Check]:
+            try:
+                yield from check(*args, **options)
+            except Exception as error:  # a plugin may raise anything
+                yield failure(error, *args, **options)
+
+        wrapper: Any = several if inspect.isgeneratorfunction(check) else single
+        return wrapper
+
+    return decorate
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from normlab.training.machine import (
     gpu_of,
     resolve,
 )
-from normlab.verify.check import Check, LargestError, check_no_problems
+from normlab.verify.check import Check, LargestError, check_no_problems, fails_on_error
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
 
@@ -44,6 +44,7 @@ TOLERANCE = 4.0
 """Largest error, in units of the formula's own change; `bf16_check` derives it."""
 
 
+@fails_on_error("compiled, bf16: equals its formula")
 def compiled_check(config: RunConfig, subject: str) -> Check:
     """Check the block of a run, compiled and in bf16, on the device of the run.
 
@@ -60,6 +61,7 @@ def compiled_check(config: RunConfig, subject: str) -> Check:
     return bf16_check(build_small(shrink(config, width=WIDTH, context=TIME)), subject, settings)
 
 
+@fails_on_error("its blocks share their compiled code")
 def graphs_check(config: RunConfig, subject: str) -> Check:
     """Check that the number of compiled graphs does not grow with the depth; this needs no compiler.
 
@@ -75,6 +77,8 @@ def graphs_check(config: RunConfig, subject: str) -> Check:
     model = dataclasses.replace(config.model, depth=DEPTH)
     small = build_small(shrink(dataclasses.replace(config, model=model)))
     claim, most = "its blocks share their compiled code", 2 + KINDS_OF_BLOCKS  # of the embeddings and the head, too
+    # torch would log a traceback if the block failed while it is compiled.
+    small.gpt.train()(tokens())
     try:
         with convert_torch_errors():
             SingleRun(small.gpt.train(), compiled=True, backend=count).loss(tokens(), tokens())

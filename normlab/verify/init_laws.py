@@ -30,7 +30,7 @@ from normlab.model.init import build_model, derive_seed, initialise
 from normlab.model.instrument import StatisticsSelection
 from normlab.model.runner import SingleRun
 from normlab.model.small import VOCAB
-from normlab.verify.check import Check, check_no_problems
+from normlab.verify.check import Check, check_no_problems, fails_on_error
 
 SEEDS = 6
 WIDTH, CONTEXT, BATCH = 64, 32, 4
@@ -138,6 +138,7 @@ LAWS = {
 """The laws by the names that placements declare (`Placement.laws`)."""
 
 
+@fails_on_error("follows the laws that it declares")
 def law_checks(placement: Placement) -> Iterator[Check]:
     """Yield the check of each law that a placement declares; one with an unknown name fails."""
     subject = f"placement {placement.name}"

@@ -19,8 +19,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from normlab.base.options import plain_tree
 from normlab.catalogue.norms.base import NormConfig
 from normlab.catalogue.placements.base import PLACEMENTS
+from normlab.model.modules import build_norm
 from normlab.model.small import TIME, hashed_numbers, small_config
-from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
+from normlab.verify.check import Check, LargestError, check_equal, check_no_problems, fails_on_error
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
 from normlab.verify.signed_error import signed_error_check
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
@@ -42,6 +43,7 @@ def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[
     yield signed_error_check(norm, subject, width)
 
 
+@fails_on_error("no output depends on a later token")
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:
     """Check that in training the last token changes earlier outputs only if not `norm.causal`."""
     changes: dict[str, float] = {}
@@ -73,10 +75,11 @@ def _change_by_last_token(norm: NormConfig, size: Size) -> float:
     return float((before - after)[:, :-1].abs().max())
 
 
+@fails_on_error("parameters: {norm.parameters}")
 def parameter_check(norm: NormConfig, subject: str) -> Check:
     default = type(norm)()  # pyright: ignore[reportCallIssue]
     width = small_config(default, PLACEMENTS["pre"]).model.width
-    count = sum(parameter.numel() for parameter in default.build(width).parameters())
+    count = sum(parameter.numel() for parameter in build_norm(default, width).parameters())
     try:
         declared = eval(norm.parameters, {"__builtins__": {}}, {"D": width})  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
@@ -84,6 +87,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
     return check_equal(subject, f"parameters: {norm.parameters}", declared, count, f"at D = {width}")
 
 
+@fails_on_error("every option has an effect")
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that every option changes an output, a parameter or a buffer of some variant, or of one of the default."""
     fields = option_fields(norm)
@@ -117,7 +121,7 @@ def _all_numbers(norm: NormConfig, width: int) -> list[Tensor]:
     """Return all parameters, buffers and outputs of a norm, in each precision and both modes."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        numbers = [parameter.detach() for parameter in norm.build(width).parameters()]
+        numbers = [parameter.detach() for parameter in build_norm(norm, width).parameters()]
     for dtype in TOLERANCES:
         module = module_of(norm, width, dtype)
         for scale in (1.0, 1e-3):
@@ -128,6 +132,7 @@ def _all_numbers(norm: NormConfig, width: int) -> list[Tensor]:
     return numbers
 
 
+@fails_on_error("is invariant to what it declares")
 @torch.no_grad()
 def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that `invariant_to` lists exactly the invariances of the output in training.
@@ -162,13 +167,14 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
     return check_no_problems(subject, claim, wrong)
 
 
+@fails_on_error("has its declared initial values")
 def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
     """Check the initial parameters and buffers of each variant against `initial_values`."""
     largest, declared, names = LargestError(1e-6), norm.all_initial_values(), set[str]()
     for variant in variants(norm, width):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            initial = parameters_and_buffers(variant.build(width))
+            initial = parameters_and_buffers(build_norm(variant, width))
             torch.default_generator.manual_seed(0)
             undeclared = [name for name in initial if name not in declared]
             if undeclared:
@@ -200,6 +206,7 @@ def compare_initial(
     largest.compare(value, expected, location, float(expected.abs().max()) or 1.0)
 
 
+@fails_on_error("updates its running statistics from the batch")
 def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iterator[Check]:
     """Check that the momentum moves running mean and variance towards those of the batch."""
     if not norm.batch_statistics:
@@ -210,7 +217,7 @@ def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iter
         if not {"momentum", "running_var"} <= options.keys():
             continue
         for shape in ((3, 5), (1, 1), (1, 2)):
-            module = variant.build(width).double().train()
+            module = build_norm(variant, width).double().train()
             x = (hashed_numbers("kept", *shape, width) + 0.5).requires_grad_()
             module(x)
             tokens = x.detach().flatten(0, 1)
@@ -228,6 +235,7 @@ def running_statistics_check(norm: NormConfig, subject: str, width: int) -> Iter
         yield largest.check(subject, "updates its running statistics from the batch")
 
 
+@fails_on_error("gives the same output in a pack of runs, and leaves its input unchanged")
 def pack_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that packed and single runs have equal outputs, and that the input is unchanged."""
     largest = LargestError(1e-12)

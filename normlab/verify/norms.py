@@ -17,8 +17,9 @@ from normlab.base.plugins import COUNTER
 from normlab.catalogue.norms.affine import Affine, working_dtype
 from normlab.catalogue.norms.base import NormConfig
 from normlab.config.schema import RunConfig
+from normlab.model.modules import build_norm
 from normlab.model.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
-from normlab.verify.check import Check, LargestError, check_no_problems
+from normlab.verify.check import Check, LargestError, check_no_problems, fails_on_error
 from normlab.verify.variants import is_valid, label_of, variants
 
 SCALES = (1.0, 1e-8, 1e4, 0.0)
@@ -69,7 +70,7 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
     """Return the norm's module with hashed parameters and buffers, in float64 or else float32."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        module = norm.build(width)
+        module = build_norm(norm, width)
     fill(module, "norm")
     for name, buffer in module.named_buffers():
         if name.endswith(COUNTER):
@@ -93,6 +94,7 @@ def reference_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence
         yield shape_check(norm, subject, width)
 
 
+@fails_on_error("has a reference that does not call its module")
 def independence_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that a norm's references do not call the norm's own modules."""
     circular: list[str] = []
@@ -129,21 +131,29 @@ def oracle_checks(
 
     The variants of the norm in `compared` are compared at every scale, at a small size; the norm itself at `sizes`.
     """
-    for dtype, tolerance in TOLERANCES.items():
-        largest = LargestError(tolerance)
-        for variant in compared:
-            comparison = ReferenceComparison(variant, width, dtype)
-            for scale in SCALES:
-                comparison.add_errors(largest, scale, label_of(variant))
-        for batch, time, wide in sizes:
-            comparison = ReferenceComparison(norm, wide, dtype)
-            scales = LARGE_SCALES
-            if batch == 1:  # the first two tokens, centred, are -1 and 1: a larger x leaves no gradient
-                scales = LARGE_SCALES[:1]
-            for scale in scales:
-                comparison.add_errors(largest, scale, f"B = {batch}, T = {time}, D = {wide}", (batch, time))
-        claim = f"equals {norm.verified_by}, in {str(dtype).removeprefix('torch.')}"
-        yield largest.check(subject, claim, norm.reference_kind)
+    for dtype in TOLERANCES:
+        yield _oracle_check(norm, subject, compared, width, sizes, str(dtype).removeprefix("torch."))
+
+
+@fails_on_error("equals {norm.verified_by}, in {precision}")
+def _oracle_check(
+    norm: NormConfig, subject: str, compared: Sequence[NormConfig], width: int, sizes: Sequence[Size], precision: str
+) -> Check:
+    """Compare values and gradients in one precision, the name of a dtype of torch."""
+    dtype = getattr(torch, precision)
+    largest = LargestError(TOLERANCES[dtype])
+    for variant in compared:
+        comparison = ReferenceComparison(variant, width, dtype)
+        for scale in SCALES:
+            comparison.add_errors(largest, scale, label_of(variant))
+    for batch, time, wide in sizes:
+        comparison = ReferenceComparison(norm, wide, dtype)
+        scales = LARGE_SCALES
+        if batch == 1:  # the first two tokens, centred, are -1 and 1: a larger x leaves no gradient
+            scales = LARGE_SCALES[:1]
+        for scale in scales:
+            comparison.add_errors(largest, scale, f"B = {batch}, T = {time}, D = {wide}", (batch, time))
+    return largest.check(subject, f"equals {norm.verified_by}, in {precision}", norm.reference_kind)
 
 
 class ReferenceComparison:
@@ -231,6 +241,7 @@ def with_gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     return results
 
 
+@fails_on_error("rounds a bfloat16 input once, or as its options say")
 def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that each bfloat16 output is rounded once: it is next to the reference's number.
 
@@ -255,6 +266,7 @@ def rounding_check(norm: NormConfig, subject: str, width: int) -> Check:
     return check_no_problems(subject, claim, wrong)
 
 
+@fails_on_error("accepts any number of axes, and one channel")
 def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
     """Check that a norm accepts any number of leading axes and a single channel, in float64."""
     largest = LargestError(1e-10)
@@ -263,7 +275,7 @@ def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
         for variant in variants(norm, width):
             if getattr(variant, "eps", 1) == 0 or not is_valid(variant, size):
                 continue  # with eps=0 one token without variance is 0 / 0
-            module = variant.build(size)
+            module = build_norm(variant, size)
             weights = {name: value.detach().double() for name, value in parameters_and_buffers(module).items()}
             for y, training in product((x[0], x.unflatten(1, (3, 2)), x[:, :1]), (True, False)):
                 reference = variant.reference if training else variant.reference_in_eval

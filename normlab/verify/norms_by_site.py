@@ -4,6 +4,7 @@ from typing import Any
 
 from normlab.catalogue.sites import SITES
 from normlab.config.schema import RunConfig
+from normlab.model.modules import build_norm
 from normlab.verify.variants import label_of
 
 
@@ -17,7 +18,7 @@ def norms_by_site(config: RunConfig) -> list[dict[str, Any]]:
         if placed.layer is not None and placed.layer not in blocks:
             blocks.append(placed.layer)
         if key not in parameters_of:
-            module = placed.norm.build(placed.shape[-1])
+            module = build_norm(placed.norm, placed.shape[-1])
             parameters_of[key] = sum(parameter.numel() for parameter in module.parameters())
     rows: list[dict[str, Any]] = []
     for site, norm in sorted(blocks_of, key=lambda key: list(SITES).index(key[0])):

@@ -21,6 +21,7 @@ from normlab.catalogue.placements.base import Placement, projects
 from normlab.catalogue.placements.table import ROWS
 from normlab.catalogue.placements.wiring import Branch
 from normlab.catalogue.sites import SITES
+from normlab.model.modules import build_norm, build_wiring
 from normlab.model.small import (
     VOCAB,
     SmallModel,
@@ -32,7 +33,7 @@ from normlab.model.small import (
     small_config,
     tokens,
 )
-from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
+from normlab.verify.check import Check, LargestError, check_equal, check_no_problems, fails_on_error
 from normlab.verify.norm_contract import compare_initial
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
@@ -46,6 +47,7 @@ DEPTHS = (1, 2, 5, 18, 19, 24, 25)
 """Depths of the models; LayerScale's initial value changes after 18 and after 24 blocks."""
 
 
+@fails_on_error("computes {small.config.placement.full_formula}")
 def formula_check(small: SmallModel, subject: str) -> Check:
     """Check the logits and every parameter's gradient against the placement's formula."""
     placement, model = small.config.placement, small.gpt
@@ -81,6 +83,7 @@ def _logits_and_gradients(forward: Callable[[Tensor], Tensor], model: nn.Module)
     return dict(zip(names, with_gradients(forward(tokens()), list(parameters.values())), strict=True))
 
 
+@fails_on_error("has norms at the declared sites")
 def norms_check(small: SmallModel, subject: str) -> Check:
     """Check that the model has norms at the sites that the placement declares, and at no others."""
     depth = small.config.model.depth
@@ -95,6 +98,7 @@ def norms_check(small: SmallModel, subject: str) -> Check:
     return check_no_problems(subject, claim, problems[:4], f"{len(small.norms)} at depth {depth}")
 
 
+@fails_on_error("no logit depends on a later token")
 @torch.no_grad()
 def logits_checks(small: SmallModel, subject: str) -> Iterator[Check]:
     """Check causality, and that evaluation equals training, as the norm declares.
@@ -130,6 +134,7 @@ def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) ->
         return model.train(training)(tokens_BT)
 
 
+@fails_on_error("has its declared initial values")
 def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check names and initial values of parameters outside norms and linear layers, also with other options."""
     largest = LargestError(1e-6)
@@ -161,6 +166,7 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         yield largest.check(subject, "has its declared initial values")
 
 
+@fails_on_error("keeps its stream in float32 under autocast to bf16")
 @torch.no_grad()
 def autocast_check(small: SmallModel, subject: str) -> Check:
     """Check that a float32 stream is read, mixed and added to in float32, also where autocast is to bf16."""
@@ -179,6 +185,7 @@ def autocast_check(small: SmallModel, subject: str) -> Check:
     return largest.check(subject, "keeps its stream in float32 under autocast to bf16")
 
 
+@fails_on_error("has its factors in all blocks, in the stream's dtype")
 def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check that all blocks have a factor if it is not 1 in one of them: they share a graph.
 
@@ -189,11 +196,11 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
     wrong, norm = [], _norms_for(placement)[0]
 
     def make_norm(width: int, site: str) -> nn.Module:
-        return norm.build(width)
+        return build_norm(norm, width)
 
     x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
     for depth in DEPTHS:
-        wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]
+        wirings = [build_wiring(placement, layer, depth, 16, make_norm) for layer in range(depth)]
         for layer, (wiring, subs) in enumerate(zip(wirings, placement.layers(depth), strict=True), start=1):
             # A factor of 1 is left out only if it is 1 in each block.
             for part, sub in zip(("attn", "mlp"), subs, strict=True):
@@ -206,6 +213,7 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
     yield check_no_problems(subject, "has its factors in all blocks, in the stream's dtype", wrong[:4])
 
 
+@fails_on_error("keeps bfloat16 inside its sub-layers, and rounds no more than necessary")
 def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check that modules inside sub-layers keep the dtype and round only as often as necessary.
 
@@ -253,6 +261,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
     yield check_no_problems(subject, claim, problems, result)
 
 
+@fails_on_error("keeps its matrices at unit length")
 def unit_length_check(placement: Placement, subject: str) -> Iterator[Check]:
     """Check that the projection gives its matrices unit length and changes no other weight."""
     if not projects(placement):

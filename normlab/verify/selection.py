@@ -19,11 +19,12 @@ from normlab.model.fingerprint import fingerprint
 from normlab.model.gpt import GPT
 from normlab.model.groups import groups_of
 from normlab.model.instrument import instrument
+from normlab.model.modules import build_norm
 from normlab.model.redundancy import redundancy_text, without_redundant_norms
 from normlab.model.small import SmallModel, build_small, shrink, small_config
 from normlab.training.machine import resolve
 from normlab.verify import placements
-from normlab.verify.check import Check
+from normlab.verify.check import Check, fails_on_error
 from normlab.verify.compiled import compiled_check, graphs_check
 from normlab.verify.init_laws import law_checks, rule_checks
 from normlab.verify.norm_contract import contract_checks, options_have_effect
@@ -106,14 +107,26 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     subject = _block(config)
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)
-    yield Check(subject, "redundant norms:", passed=True, result=redundancy_text(without_redundant_norms(config)[0]))
-    yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
+    yield _redundancy_line(config, subject)
+    yield _fingerprint_line(config, subject)
     # The placement with its defaults, which other checks than that of the block cover; then the run's own options.
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)
     if placement != plain:
         yield from _structure_checks(placement, f"placement {label_of(placement)}")
     yield from rule_checks(config.init_rule)
+
+
+@fails_on_error("redundant norms:")
+def _redundancy_line(config: RunConfig, subject: str) -> Check:
+    """Return a line with the norms of a run that have no effect."""
+    return Check(subject, "redundant norms:", passed=True, result=redundancy_text(without_redundant_norms(config)[0]))
+
+
+@fails_on_error("has a fingerprint")
+def _fingerprint_line(config: RunConfig, subject: str) -> Check:
+    """Return a line with the fingerprint of a run's block."""
+    return Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
 
 
 def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
@@ -175,11 +188,12 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
         yield groups_of_norm(norm, subject, width)
 
 
+@fails_on_error("groups of the optimiser:")
 def groups_of_norm(norm: NormConfig, subject: str, width: int) -> Check:
     """Return a line with the group of each parameter of a norm before a branch, which follows from its role."""
     groups = groups_of(_instrumented_model(small_config(norm, PLACEMENTS["pre"], depth=1)))
     of_norm: dict[str, str] = {}
-    for name, _ in norm.build(width).named_parameters():
+    for name, _ in build_norm(norm, width).named_parameters():
         of_norm[name] = groups[f"blocks.0.wiring.attn.norms.in.{name}"]
     return _groups_line(subject, of_norm)
 
@@ -188,7 +202,7 @@ def _instrumented_model(config: RunConfig) -> GPT:
     """Return a small model in which the norms are marked, as in training."""
 
     def make_norm(width: int, site: str, layer: int | None = None) -> nn.Module:
-        return instrument(config.norm_at(site, layer).build(width), site)
+        return instrument(build_norm(config.norm_at(site, layer), width), site)
 
     with torch.device("meta"):
         return GPT(config.model, config.placement, make_norm, 1)
@@ -222,8 +236,7 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
         yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
     options = [name for name in changed if placement.has_switches or name not in SWITCHES]
     if options:
-        unused = [name for name in options if not _has_effect(small, changed[name])]
-        yield options_have_effect(subject, options, unused)
+        yield _options_check(subject, small, {name: changed[name] for name in options})
     if plugin_file("placement", placement.name) is not None:
         yield _groups_line(subject, _groups_of_wiring(small))
     yield from _structure_checks(placement, subject)
@@ -235,6 +248,13 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     yield from placements.logits_checks(small, subject)
     if thorough:
         yield from law_checks(placement)
+
+
+@fails_on_error("every option has an effect")
+def _options_check(subject: str, small: SmallModel, changed: Mapping[str, list[SmallModel]]) -> Check:
+    """Check that each option of a placement has an effect, with its name and the models of its other values."""
+    unused = [name for name, models in changed.items() if not _has_effect(small, models)]
+    return options_have_effect(subject, list(changed), unused)
 
 
 def _has_effect(small: SmallModel, changed: Iterable[SmallModel]) -> bool:

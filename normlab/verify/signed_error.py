@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.catalogue.norms.base import NormConfig
-from normlab.verify.check import Check, check_no_problems
+from normlab.verify.check import Check, check_no_problems, fails_on_error
 from normlab.verify.norms import module_of
 from normlab.verify.variants import is_valid
 
@@ -36,6 +36,7 @@ def signed_error(module: nn.Module, x: Tensor, dtype: torch.dtype, *, compiled: 
     return float(((y - r) * r).sum() / r.square().sum())
 
 
+@fails_on_error("rounds up as often as down")
 def signed_error_check(
     norm: NormConfig, subject: str, width: int, *, compiled: bool = False, device: str = "cpu"
 ) -> Check:

@@ -202,7 +202,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[NormConfig]]:
 
 def test_second_norm_of_the_same_name_is_rejected(registry: dict[str, type[NormConfig]]) -> None:
     @dataclasses.dataclass(kw_only=True, slots=True)
-    class Mine(NormConfig):
+    class Mine(RMSNormConfig):
         name: str = "rmsnorm"
 
     with pytest.raises(ConfigError, match="'rmsnorm' is defined twice"):

@@ -174,7 +174,7 @@ def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
 
 
 def test_row_with_an_unknown_site_or_a_taken_name_is_rejected() -> None:
-    overrides: dict[str, Any] = {"formula": "", "source": "", "init": "gpt2"}
+    overrides: dict[str, Any] = {"formula": "x = x + F(N(x))", "source": "", "init": "gpt2"}
     with pytest.raises(ConfigError, match=r"unknown site 'inut'.*did you mean 'input'"):
         register_row(Row(name="mistyped", attn=SubLayer(norms=("inut",)), **overrides))
     with pytest.raises(ConfigError, match="'pre' is defined twice"):

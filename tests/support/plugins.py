@@ -21,6 +21,7 @@ from normlab.catalogue.norms.base import NormConfig, register_norm
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class Mine(NormConfig):
+    formula = "tanh(x)"
     name: str = "mine"
 
     def build(self, width):

@@ -182,6 +182,7 @@ from normlab.catalogue.norms.base import NormConfig, register_norm
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class PrintingConfig(NormConfig):
+    formula = "tanh(x)"
     name: str = "printing"
 
     def build(self, width):

@@ -40,6 +40,7 @@ from normlab.catalogue.norms.base import NormConfig, register_norm
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class FaultyConfig(NormConfig):
+    formula = "tanh(x)"
     name: str = "faulty"
     how: str = "well"
     """What it does in the sixth step."""

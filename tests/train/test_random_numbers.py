@@ -30,6 +30,7 @@ class Noise(nn.Module):
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class NoiseConfig(NormConfig):
+    formula = "x + noise"
     name: str = "noise"
 
     def build(self, width):

@@ -225,6 +225,7 @@ class Scaled(nn.Module):
 @register_norm
 @dataclass(kw_only=True, slots=True)
 class ScaledConfig(NormConfig):
+    formula = "factor * x"
     name: str = "scaled"
 
     def build(self, width):

@@ -24,6 +24,7 @@ from normlab.plugin import NormConfig, parameter, register_norm
 class HalvedConfig(NormConfig):
     """x / 2."""
 
+    formula = "x * factor"
     name: str = "halved"
     factor: float = 0.5
     """What x is multiplied by."""
@@ -208,22 +209,152 @@ def test_plugins_that_register_nothing_are_refused(tmp_path: Path, run_command: 
     assert "no norm, placement or init rule is registered there" in err
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("where", ["build", "forward"])
-@pytest.mark.parametrize("command", ["verify", "train"])
-def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:
-    source = NORM.replace('"halved"', f'"raises_in_{where}"')
-    head = {"build": "def build(self, width):\n", "forward": "def forward(self, x_D):\n"}[where]
-    source = source.replace(head, head + "        raise ValueError('boom')\n")
-    (tmp_path / "mine.py").write_text(source)
-    overrides = [f"plugins=[{tmp_path}/mine.py]", f"norm=raises_in_{where}", "model.depth=1", "model.width=16"]
-    if command == "train":
-        overrides += [f"results_dir={tmp_path / 'results'}", "tracking.wandb=off", "compile=off"]
-    code, _, err = run_command(command, *overrides)
+BUILD, WIRE = "def build(self, width):", "def wire(self, layer, depth, width, make_norm):"
+FORWARD_OF_WIRING = "def forward(self, x, attn, mlp):"
+PLACEMENT = """
+from dataclasses import dataclass
+from torch import nn
+from normlab.plugin import Placement, register_placement
+
+class Wiring(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x, attn, mlp):
+        y = self.norm(x)
+        return x + attn(y) + mlp(y)
+
+@dataclass(kw_only=True, slots=True)
+class Plain(Placement):
+    formula = "y = N(x); x = x + A(y) + M(y)"
+    source = "the test"
+    init = "gpt2"
+    block_sites = ("input",)
+    name: str = "plain"
+
+    def wire(self, layer, depth, width, make_norm):
+        return Wiring(make_norm(width, "input"))
+
+register_placement(Plain())
+"""
+ERRORS = {
+    "build raises": (
+        NORM, BUILD, f"{BUILD}\n        raise ValueError('boom')",
+        r"plugins: mine\.py line \d+: ValueError: boom; fix the file",
+    ),
+    "build is missing": (
+        NORM, "def build(", "def biuld(",
+        r"mine\.py line \d+: .*norm 'halved': HalvedConfig has no method `build`; write `def build\(self, width\)`",
+    ),
+    "build returns no module": (
+        NORM, "return Halved(self.factor)", "return 3",
+        r"plugins: mine\.py: norm 'halved': `build` returns 3, but must return a torch\.nn\.Module; fix the file",
+    ),
+    "build takes no width": (
+        NORM, BUILD, "def build(self):",
+        r"plugins: TypeError: HalvedConfig\.build\(\) takes 1 .*; mine\.py may cause it: fix the file",
+    ),
+    "forward takes no input": (
+        NORM, "def forward(self, x_D):", "def forward(self):",
+        r"plugins: mine\.py: norm 'halved': Halved\.forward takes \(\), but is called as forward\(x\); fix the file",
+    ),
+    "norm without a formula": (
+        NORM, '    formula = "x * factor"\n', "",
+        r"mine\.py line \d+: .*norm 'halved': formula of HalvedConfig is '', but must be a text; write formula = ",
+    ),
+    "formula that is a number": (
+        NORM, 'formula = "x * factor"', "formula = 3",
+        r"mine\.py line \d+: .*norm 'halved': formula of HalvedConfig is 3, but must be a text; write formula = ",
+    ),
+    "wire is missing": (
+        PLACEMENT, "def wire(", "def wier(",
+        r"mine\.py line \d+: .*placement 'plain': Plain has no method `wire`; write `def wire\(self, layer, ",
+    ),
+    "wire returns no module": (
+        PLACEMENT, "return Wiring(", "return None and (",
+        r"plugins: mine\.py: placement 'plain': `wire` returns None, but must return a torch\.nn\.Module; fix the file",
+    ),
+    "wire takes no layer": (
+        PLACEMENT, WIRE, "def wire(self):",
+        r"plugins: TypeError: Plain\.wire\(\) takes 1 .*; mine\.py may cause it: fix the file",
+    ),
+    "wiring takes no sub-layers": (
+        PLACEMENT, FORWARD_OF_WIRING, "def forward(self, x):",
+        r"mine\.py: placement 'plain': Wiring\.forward takes \(x\), but is called as forward\(stream, attn, mlp\); fix",
+    ),
+    "placement without a formula": (
+        PLACEMENT, '    formula = "y = N(x); x = x + A(y) + M(y)"\n', "",
+        r"mine\.py line \d+: .*placement 'plain': formula of Plain is None, but must be a text; write formula = ",
+    ),
+}  # fmt: skip
+"""By mistake: a plugin, a text of it with its replacement, and the message of every command."""
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_a_mistake_in_a_plugin_is_one_line(mistake: str, tmp_path: Path, run_command: Command) -> None:
+    source, before, after, message = ERRORS[mistake]
+    assert before in source
+    (tmp_path / "mine.py").write_text(source.replace(before, after))
+    choice = "norm=halved" if source is NORM else "placement=plain"
+    overrides = [f"plugins=[{tmp_path}/mine.py]", choice, "model.depth=1", "model.width=16"]
+    of_train = [f"results_dir={tmp_path / 'results'}", "tracking.wandb=off", "compile=off"]
+    for command in (["verify"], ["train", *of_train]):
+        code, _, err = run_command(*command, *overrides)
+        errors = [line for line in err.splitlines() if line.startswith("error")]
+        assert (code, len(errors)) == (2, 1), err
+        assert re.search(message, errors[0])
+        assert "Traceback" not in err
+
+
+WRONG_OUTPUTS = {
+    "raises": ("raise ValueError('boom')\n", r"mine\.py line \d+: ValueError: boom", "FAIL"),
+    "another shape": ("return (x_D * self.factor)[..., 1:]\n", r"RuntimeError: mat1 and mat2 shapes", "FAIL"),
+    "another dtype": (
+        "return (x_D * self.factor).double()\n",
+        r"expected an output in torch\.float32, found torch\.float64",
+        "ok",
+    ),
+}
+"""By mistake: the end of the norm's forward pass, the message of a check, and the result of the formula in float64."""
+
+
+@pytest.mark.parametrize("mistake", WRONG_OUTPUTS)
+def test_an_exception_in_a_check_is_its_failure(mistake: str, tmp_path: Path, run_command: Command) -> None:
+    after, message, formula = WRONG_OUTPUTS[mistake]
+    head, _, tail = NORM.rpartition("return x_D * self.factor\n")
+    (tmp_path / "mine.py").write_text(head + after + tail)
+    overrides = [f"plugins=[{tmp_path}/mine.py]", "norm=halved", "model.depth=1", "model.width=16"]
+    code, out, err = run_command("verify", *overrides)
+    lines = out.splitlines()
+    assert (code, err) == (1, "")
+    assert any(re.search(f"^FAIL  .*{message}", line) for line in lines)
+    # The checks after the failed ones still run.
+    (of_formula,) = (line for line in lines if "block halved, pre: computes x" in line)
+    assert of_formula.startswith(formula)
+    assert any(line.startswith("ok    placement pre: ") for line in lines)
+
+
+@pytest.mark.parametrize("mistake", ["raises", "another shape"])
+def test_train_names_the_plugin_of_a_wrong_forward_pass(mistake: str, tmp_path: Path, run_command: Command) -> None:
+    after, message, _ = WRONG_OUTPUTS[mistake]
+    head, _, tail = NORM.rpartition("return x_D * self.factor\n")
+    (tmp_path / "mine.py").write_text(head + after + tail)
+    overrides = [f"plugins=[{tmp_path}/mine.py]", "norm=halved", "model.depth=1", "model.width=16", "compile=off"]
+    code, _, err = run_command("train", *overrides, f"results_dir={tmp_path / 'results'}", "tracking.wandb=off")
     (line,) = (line for line in err.splitlines() if line.startswith("error"))
-    assert code == 2
-    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; fix the file", line)
-    assert "Traceback" not in err
+    assert (code, "Traceback" in err) == (2, False)
+    assert re.search(f"{message}.*fix the file", line)
+    assert "mine.py" in line
+
+
+def test_an_error_of_normlab_without_a_plugin_is_raised(monkeypatch: pytest.MonkeyPatch, run_command: Command) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("normlab.verify.norms.module_of", broken)
+    with pytest.raises(ZeroDivisionError):
+        run_command("verify", "norm=rmsnorm", "model.depth=1", "model.width=16")
 
 
 WRONG_FORMULA = """

@@ -28,7 +28,7 @@ import msgspec
 
 from normlab.base.errors import ConfigError, unknown
 from normlab.base.options import check, option, override_text
-from normlab.base.plugins import check_initial_values, claim_name, hint_of_empty_plugins
+from normlab.base.plugins import check_formula, check_initial_values, claim_name, hint_of_empty_plugins
 from normlab.catalogue.sites import LAYERS, SITES, selected_layers, split_key
 
 if TYPE_CHECKING:
@@ -298,11 +298,18 @@ def register_norm(cls: T) -> T:
     """Register a norm under the default of its field `name`.
 
     Raises:
-        ConfigError: The name is missing or taken, or `reference_kind` or `initial_values` is invalid.
+        ConfigError: The name is missing or taken, the class has neither `build` nor `module`, or its `formula`,
+            `reference_kind` or `initial_values` is invalid.
     """
     name = next(field.default for field in dataclasses.fields(cls) if field.name == "name")
     if not isinstance(name, str):
         raise ConfigError(f"{cls.__name__}: give the field `name` a default, the value of norm=")
+    if cls.build is NormConfig.build and not hasattr(cls, "module"):
+        raise ConfigError(
+            f"norm {name!r}: {cls.__name__} has no method `build`; write `def build(self, width)`, which returns the "
+            "torch.nn.Module"
+        )
+    check_formula("norm", name, cls.__name__, cls.formula)
     if cls.reference_kind not in REFERENCE_KINDS:
         raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
     for base in cls.__mro__:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from normlab.base.errors import ConfigError, did_you_mean
 from normlab.base.options import option
-from normlab.base.plugins import check_initial_values
+from normlab.base.plugins import check_formula, check_initial_values
 from normlab.catalogue.placements.base import (
     INNER_SITES,
     NORM_UPDATE,
@@ -421,8 +421,8 @@ def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown site, an `out_gain` without an `output` norm, `initial_values` that is not a mapping, or
-            another row of the same name.
+        ConfigError: An unknown site, an `out_gain` without an `output` norm, a `formula` that is not a text,
+            `initial_values` that is not a mapping, or another row of the same name.
     """
     # `all_sub_layers` has attention and the MLP in turn.
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
@@ -433,6 +433,7 @@ def register_row(row: Row) -> None:
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
         if sub.out_gain is not None and "output" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'output'; add it")
+    check_formula("placement", row.name, "the row", row.formula)
     check_initial_values("placement", row.name, row.initial_values)
     options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
     register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)

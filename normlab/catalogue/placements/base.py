@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from normlab.base.errors import ConfigError
 from normlab.base.options import option, override_text
-from normlab.base.plugins import check_initial_values, claim_name
+from normlab.base.plugins import check_formula, check_initial_values, claim_name
 from normlab.catalogue.sites import OUTSIDE_BLOCKS
 
 if TYPE_CHECKING:
@@ -324,8 +324,18 @@ def register_placement(placement: Placement, *, same: bool = True) -> Placement:
     """Register a placement, with its default options, under its name; `same`: as for `claim_name`.
 
     Raises:
-        ConfigError: The name is taken.
+        ConfigError: The name is taken, the class has no `wire`, or its `formula` or `initial_values` is invalid.
     """
+    kind = type(placement)
+    if kind.wire is Placement.wire:
+        raise ConfigError(
+            f"placement {placement.name!r}: {kind.__name__} has no method `wire`; write "
+            "`def wire(self, layer, depth, width, make_norm)`, which returns the torch.nn.Module"
+        )
+    # The formula of a row is a property of its class, and `register_row` checks it.
+    formula = getattr(kind, "formula", None)
+    if not isinstance(formula, property):
+        check_formula("placement", placement.name, kind.__name__, formula)
     initial_values = vars(type(placement)).get("initial_values", {})
     if not isinstance(initial_values, property):  # `register_row` checks the `initial_values` of a row
         check_initial_values("placement", placement.name, initial_values)

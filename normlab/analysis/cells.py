@@ -184,7 +184,7 @@ class Cell:
 
     @property
     def has_unlearned_run(self) -> bool:
-        """Whether a run at the best learning rate diverged or has not learned, which is no bad outcome of a short run."""
+        """Whether a run at the best learning rate diverged or has not learned; a short one need have no bad outcome."""
         return self.best_lr in self.bad_lrs
 
     @property

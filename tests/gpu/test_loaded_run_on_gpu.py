@@ -11,7 +11,7 @@ from normlab.training.start import train
 from support.small_run import small_run
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("override", "device"), [("device=auto", "cuda"), ("device=cpu", "cpu")])
 def test_a_loaded_run_uses_the_gpu_unless_it_was_trained_with_device_cpu(
     override: str, device: str, use_loaded_run: Callable[[Path], dict[str, Any]], tmp_path: Path

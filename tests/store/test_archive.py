@@ -86,6 +86,7 @@ def test_no_file_is_replaced(sweep: Path, run_command: Command) -> None:
     assert (code, err) == (2, "error: it: exists; name a new folder with -o FOLDER\n")
 
 
+@pytest.mark.exhaustive
 def test_share_names_the_paths_that_travel(run_command: Command) -> None:
     """A record has no path of its own machine but those that the user named."""
     Path("a text.txt").write_text("some words of text " * 400)

@@ -232,6 +232,7 @@ def test_seeds_are_added_to_a_search(overrides: list[str], searched: Callable[..
     assert sorted(run.config["seed"] for run in runs) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.exhaustive
 def test_trials_are_added_until_the_search_is_judged(overrides: list[str]) -> None:
     """A command with more trials of a search that was stopped makes those that it would have made from the start."""
     few = [*overrides, *GRID, "sweep.trials=6"]

@@ -319,6 +319,7 @@ WRONG_OUTPUTS = {
 """By mistake: the end of the norm's forward pass, the message of a check, and the result of the formula in float64."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mistake", WRONG_OUTPUTS)
 def test_an_exception_in_a_check_is_its_failure(mistake: str, tmp_path: Path, run_command: Command) -> None:
     after, message, formula = WRONG_OUTPUTS[mistake]

@@ -55,10 +55,16 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     for pack in stored.packs:
         pack_of |= dict.fromkeys(pack.runs, pack.runs)
     for index, run in enumerate(runs):
-        if not run.exists() and (index not in pack_of or completed.intersection(pack_of[index])):
+        if run.exists():
+            continue
+        missing = f"sweep.name={stored.name}: run {run.run_id} is missing"
+        if index not in pack_of:
+            raise ConfigError(f"{missing}, which an earlier sweep had trained; restore its folder, or {OTHER_NAME}")
+        if completed.intersection(pack_of[index]):
+            names = ", ".join(stored.runs[member].run_id for member in pack_of[index])
             raise ConfigError(
-                f"sweep.name={stored.name}: run {run.run_id} is missing, and the others of its pack are completed; "
-                f"{OTHER_NAME}"
+                f"{missing}, and the others of its pack are completed: alone it would not have the same bits; restore "
+                f"its folder, or delete those of the whole pack to train it again ({names})"
             )
     return replace(stored, runs=[run_by_id[run.run_id] for run in stored.runs])
 

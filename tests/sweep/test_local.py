@@ -240,16 +240,33 @@ def test_packs_that_need_other_switches_of_torch_have_other_processes(fake_sweep
     assert [each.packs for each in FakeWorker.all] == [[1, 2, 3], [4, 5, 6]]
 
 
-@pytest.mark.parametrize(("before", "packs"), [("seed=0,1", [[2]]), ("seed=5", [[0, 1, 2]])])
-def test_deleted_run_is_named(fake_sweep: FakeSweeps, before: str, packs: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("before", "packs", "remedy"),
+    [
+        ("seed=0,1", [[2]], "which an earlier sweep had trained; restore its folder, or choose another sweep.name"),
+        (
+            "seed=5",
+            [[0, 1, 2]],
+            r"alone it would not have the same bits; .* whole pack to train it again \(.*, .*, .*\)",
+        ),
+    ],
+    ids=["of another sweep", "of a pack"],
+)
+def test_deleted_run_is_named(fake_sweep: FakeSweeps, before: str, packs: list[list[int]], remedy: str) -> None:
     """Its pack cannot resume as it was: the other runs of it are completed, and bits depend on the pack."""
     fake_sweep(before)
     grid = ("seed=range(3)", "sweep.name=y", "sweep.pack=3")
     result, _, folder = fake_sweep(*grid)
     assert [pack.runs for pack in result.plan.packs] == packs
     shutil.rmtree(run_of(folder, result.plan.runs[1]).path)
-    with pytest.raises(ConfigError, match=r"sweep.name=y: run .* is missing, .* choose another sweep.name"):
+    with pytest.raises(ConfigError, match=f"^sweep.name=y: run .* is missing, .*{remedy}"):
         fake_sweep(*grid)
+    if packs == [[0, 1, 2]]:
+        for run in result.plan.runs:
+            shutil.rmtree(run_of(folder, run).path, ignore_errors=True)
+        again, _, _ = fake_sweep(*grid)
+        assert again.plan.packs == result.plan.packs
+        assert all(run_of(folder, run).exists() for run in result.plan.runs)
 
 
 def test_outcomes_of_a_deleted_plan_are_kept_aside(fake_sweep: FakeSweeps) -> None:

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except typer.Abort:
         sys.exit(130)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin that exits would look like a command that has succeeded
         message = _message_of(error)
         if "--debug" in arguments or message is None:
             raise
@@ -55,8 +55,13 @@ def main(arguments: list[str] | None = None) -> None:
         replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
 
 
-def _message_of(error: Exception) -> str | None:
+def _message_of(error: Exception | SystemExit) -> str | None:
     """Return the message for an error that the user can fix, or None for any other error."""
+    if isinstance(error, SystemExit):
+        where = plugin_line(error)
+        if where is None:
+            return None
+        return f"plugins: {where}: SystemExit: {error}; fix the file (--debug prints the traceback)"
     if isinstance(error, NormlabError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -63,7 +63,7 @@ def fails_on_error(claim: str) -> Callable[[F], F]:
     def decorate(check: F) -> F:
         signature = inspect.signature(check)
 
-        def failure(error: Exception, *args: Any, **options: Any) -> Check:
+        def failure(error: Exception | SystemExit, *args: Any, **options: Any) -> Check:
             if isinstance(error, NormlabError) or is_out_of_memory(error) or not files_in_use():
                 raise error
             arguments = signature.bind(*args, **options).arguments
@@ -76,14 +76,14 @@ def fails_on_error(claim: str) -> Callable[[F], F]:
         def single(*args: Any, **options: Any) -> Check:
             try:
                 return check(*args, **options)
-            except Exception as error:  # a plugin may raise anything
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
                 return failure(error, *args, **options)
 
         @wraps(check)
         def several(*args: Any, **options: Any) -> Iterator[Check]:
             try:
                 yield from check(*args, **options)
-            except Exception as error:  # a plugin may raise anything
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
                 yield failure(error, *args, **options)
 
         wrapper: Any = several if inspect.isgeneratorfunction(check) else single

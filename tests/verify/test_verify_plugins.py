@@ -309,6 +309,7 @@ def test_a_mistake_in_a_plugin_is_one_line(mistake: str, tmp_path: Path, run_com
 
 WRONG_OUTPUTS = {
     "raises": ("raise ValueError('boom')\n", r"mine\.py line \d+: ValueError: boom", "FAIL"),
+    "exits": ("raise SystemExit(0)\n", r"mine\.py line \d+: SystemExit: 0", "FAIL"),
     "another shape": ("return (x_D * self.factor)[..., 1:]\n", r"RuntimeError: mat1 and mat2 shapes", "FAIL"),
     "another dtype": (
         "return (x_D * self.factor).double()\n",
@@ -336,7 +337,7 @@ def test_an_exception_in_a_check_is_its_failure(mistake: str, tmp_path: Path, ru
     assert any(line.startswith("ok    placement pre: ") for line in lines)
 
 
-@pytest.mark.parametrize("mistake", ["raises", "another shape"])
+@pytest.mark.parametrize("mistake", ["raises", "exits", "another shape"])
 def test_train_names_the_plugin_of_a_wrong_forward_pass(mistake: str, tmp_path: Path, run_command: Command) -> None:
     after, message, _ = WRONG_OUTPUTS[mistake]
     head, _, tail = NORM.rpartition("return x_D * self.factor\n")

@@ -117,15 +117,21 @@ def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, 
 
 
 def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
-    """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
-    learned = [point for point in points if not point.stuck]
-    values, values_of_learned = _values(points), _values(learned)
-    if not values_of_learned:
+    """Return the points without those with stuck runs above the others, if these stretch the axis to twice its length.
+
+    A short run above the band around the unigram entropy is not stuck, so that stuck runs may lie below it.
+    """
+    top = max(_values([point for point in points if not point.stuck]), default=None)
+    if top is None:
         return points
-    span = max(values) - min(values)
-    span_of_learned = max(values_of_learned) - min(values_of_learned)
-    if span > 2 * span_of_learned > 0:
-        return learned
+    kept: list[Point] = []
+    for point in points:
+        if not point.stuck or max(_values([point]), default=top) <= top:
+            kept.append(point)
+    values, kept_values = _values(points), _values(kept)
+    span, kept_span = max(values) - min(values), max(kept_values) - min(kept_values)
+    if span > 2 * kept_span > 0:
+        return kept
     return points
 
 

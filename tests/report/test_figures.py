@@ -16,7 +16,7 @@ from normlab.analysis.table import summarize_by
 from normlab.base.errors import ConfigError, NormlabError
 from normlab.catalogue.statistics.statistic import CORE
 from normlab.report.channels import MAX_PANELS
-from normlab.report.figure_axes import TICKS, number_ticks, short_number
+from normlab.report.figure_axes import TICKS, number_ticks, short_number, value_axis
 from normlab.report.figure_data import KINDS, curve_figure, make_figure
 from normlab.report.figure_draw import draw, write_figure
 from normlab.report.figure_layout import Line, Panel
@@ -409,6 +409,16 @@ def test_a_notebook_shows_the_figure(table):
     notebook: Any = draw(make_figure("factor", table))
     shown = notebook._repr_png_()
     assert shown.startswith(b"\x89PNG")
+
+
+def test_the_axis_has_stuck_runs_below_those_of_a_short_run():
+    """A short run above the band around the unigram entropy is not stuck. Drawn outside, a point would be no part."""
+    points = [Point(1, 3.7, 3.69, 3.71), Point(2, 3.75, 3.74, 3.76), Point(3, 3.28, 3.2, 3.36, stuck=3)]
+    axis = value_axis("loss", points)
+    assert axis.low < 3.28
+    assert axis.high > 3.76
+    above = [*points[:2], Point(3, 5.4, 5.3, 5.5, stuck=3)]
+    assert value_axis("loss", above).high < 4
 
 
 def test_stuck_runs_are_open_points_and_named_in_the_caption(tmp_path):

@@ -115,7 +115,7 @@ def test_edited_plugin_is_named_wherever_its_runs_are_used(
     assert "changed" not in capsys.readouterr().err
 
     Path("mine.py").write_text(NORM.replace("nn.Tanh", "nn.Softsign"))
-    changed = f"mine.py has changed since run {folder.run_id} started with the same options, so this is a new run"
+    changed = f"mine.py: its code is not that with which run {folder.run_id} started with the same options, so this is"
     with pytest.raises(ConfigError, match=f"run {folder.run_id} of the existing sweep would be .* now: mine.py has ch"):
         make_plan(*compose_sweep([*mine, "sweep.name=first"]))
     (warning,) = make_plan(*compose_sweep([*mine, "sweep.name=other"])).warnings

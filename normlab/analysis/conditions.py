@@ -49,9 +49,10 @@ class Condition:
             return is_equal
         if actual is None:
             return False
-        raise ConfigError(
-            f"{self}: {self.sign} compares numbers, and {self.option} is {format_setting(actual)}; use = or !="
-        )
+        seen = f"{self.option} is {format_setting(actual)}"
+        if isinstance(actual, int | float):
+            seen = f"{self.value!r} is none"
+        raise ConfigError(f"{self}: {self.sign} compares numbers, and {seen}; use = or !=")
 
 
 def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tuple(OPERATORS)) -> list[Condition]:

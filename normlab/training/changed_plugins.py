@@ -52,8 +52,8 @@ def change_warnings(new: Iterable[tuple[RunConfig, Identity]], runs: Path) -> li
         if len(ids) > 1:
             started, consequence = f"{started} and {len(ids) - 1} more", "these are new runs; to continue the old ones"
         lines.append(
-            f"{file} has changed since {started} started with the same options, so {consequence}, undo the change "
-            "(comments and blank lines do not count)"
+            f"{file}: its code is not that with which {started} started with the same options, so {consequence}, undo "
+            "the change or name the earlier file (comments and blank lines do not count)"
         )
     return lines
 

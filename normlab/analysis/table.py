@@ -195,6 +195,8 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
     baselines: list[Cell | None] = []
     for cell, match in zip(cells, matches, strict=True):
         baselines.append(None if match is cell else match)
+    if all(match is cell for cell, match in zip(cells, matches, strict=True)):
+        raise ConfigError(f"--against {against}: every cell is a baseline; name a value of an option that varies")
     comparisons = compare_with_baselines(cells, baselines)
     compared: list[Cell] = []
     for cell, match, baseline, comparison in zip(cells, matches, baselines, comparisons, strict=True):

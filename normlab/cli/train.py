@@ -144,6 +144,8 @@ def sweep(
     from normlab.sweeps.search import Search, reason_search_stops
     from normlab.tracking.background import report_uploads
 
+    if power is not None and effect is None:
+        raise ConfigError(f"--power {power:g}: has no effect without --effect; add --effect 0.02")
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     # A primary config of the user may vary options itself.
     if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
@@ -175,8 +177,6 @@ def _print_needed_seeds(planned: PlannedSweep, effect: float | None, power: floa
     from normlab.sweeps.needed_seeds import needed_seeds_lines
 
     if effect is None:
-        if power is not None:
-            raise ConfigError(f"--power {power:g}: has no effect without --effect; add --effect 0.02")
         return
     identities = [run.config.identity() for run in planned.resolved.values()]
     for line in needed_seeds_lines(identities, planned.results_dir, effect, 0.8 if power is None else power):

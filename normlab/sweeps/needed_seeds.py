@@ -98,15 +98,15 @@ def needed_seeds(effect: float, deviation: float, power: float) -> int | None:
     """Return the fewest seeds with which a paired t test finds a difference; None for more than `MOST`.
 
     Each arm has normal losses with this standard deviation, and the two losses of a seed are independent, so that their
-    difference has sqrt(2) times it. The power of the two-sided test at 5 % is that of Student's non-central t:
-    P(|T| > t_crit), T ~ t(n - 1, sqrt(n / 2) effect / deviation).
+    difference has sqrt(2) times it. The power of the two-sided test at 5 % is the probability of a significant
+    difference of the right sign, P(T > t_crit), where T has Student's non-central t distribution with n - 1 degrees of
+    freedom and the shift sqrt(n / 2) effect / deviation.
     """
     from scipy.special import nctdtr, stdtrit
 
     for n in range(2, MOST + 1):
         critical = float(stdtrit(n - 1, 1 - LEVEL / 2))
         shift = math.sqrt(n / 2) * abs(effect) / deviation
-        # The other side of the test adds less than the level; where the test is any good, nothing.
         if 1 - float(nctdtr(n - 1, shift, critical)) >= power:
             return n
     return None

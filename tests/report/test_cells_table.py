@@ -151,6 +151,7 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
         ({"against": "norm=laynorm"}, r"unknown norm 'laynorm' .*did you mean 'layernorm'"),
         ({"against": "placement=pre"}, r"placement is not in --by norm"),
         ({"against": "norm>layernorm"}, r"write option=value"),
+        ({"against": "norm=layernorm"}, r"every cell is a baseline; name a value of an option that varies"),
         ({"by": "norm,placment"}, r"--by placment: no run has this option .did you mean 'placement'"),
         ({"by": "norm,norm"}, r"--by norm,norm: name at least one option, each once, such as norm,placement"),
     ],

@@ -72,4 +72,5 @@ def test_the_command(run_command, tmp_path):
         code, _, err = run_command(*command, *arguments)
         assert (code, err) == (2, f"error: {message}\n")
     without_effect = [*command[:-1], "--dry-run", "--power", "0.9"]
-    assert run_command(*without_effect)[2].endswith("--power 0.9: has no effect without --effect; add --effect 0.02\n")
+    without = "error: --power 0.9: has no effect without --effect; add --effect 0.02\n"
+    assert run_command(*without_effect) == (2, "", without)

@@ -1,6 +1,7 @@
 """The estimators of most claims: contrasts of arms, slopes over an option, and shares of seeds.
 
-Others are in `over_grid.py` (from all runs of each seed) and `noise.py` (of the noise over seeds).
+Others are in `over_grid.py` (from all runs of each seed), `over_sizes.py` (from models of several sizes) and `noise.py`
+(of the noise over seeds).
 """
 
 import math

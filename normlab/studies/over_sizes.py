@@ -5,7 +5,7 @@ the choosing seeds only, so that each judging seed has a number of its own that 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -105,7 +105,13 @@ class Multiplier(Estimator):
         """Return ln of the multiplier of each seed, at each size that is compared."""
         tables: list[dict[Replicate, float]] = []
         for arm, baseline in zip(arms, self._compared(baselines), strict=True):
-            tables.append(_log_multipliers(runs_of(arm), runs_of(baseline), law))
+            runs, baseline_runs = runs_of(arm), runs_of(baseline)
+            # Nothing has been judged yet.
+            if not runs or not baseline_runs:
+                return [{}]
+            losses = mean_over_rates(FINAL_LOSS, runs), mean_over_rates(FINAL_LOSS, baseline_runs)
+            log_cost = math.log(_compute(baseline_runs) / _compute(runs))
+            tables.append(log_multipliers(*losses, law, log_cost))
         return tables
 
 
@@ -195,18 +201,21 @@ def _choosing_runs(arm: Arm) -> list[RunRecord]:
     return runs
 
 
-def _log_multipliers(
-    arm_runs: Sequence[RunRecord], baseline_runs: Sequence[RunRecord], law: Laws
+def log_multipliers(
+    losses: Mapping[Replicate, float], baseline_losses: Mapping[Replicate, float], law: Laws, log_cost: float = 0.0
 ) -> dict[Replicate, float]:
-    """Return ln of the compute multiplier of each seed; infinite where it is not defined."""
-    arm_losses, baseline_losses = mean_over_rates(FINAL_LOSS, arm_runs), mean_over_rates(FINAL_LOSS, baseline_runs)
-    if not arm_losses or not baseline_losses:
-        return {}
+    """Return ln of the compute multiplier of each seed; infinite where it is not defined.
+
+    Args:
+        losses: The loss of each seed of the arm; infinite for one that has not learned.
+        baseline_losses: The same of the baseline.
+        law: The law of the baseline.
+        log_cost: ln of the baseline's compute over that of the arm.
+    """
     [e], [alpha] = law.of_e(), law.of_alpha()
-    log_cost = math.log(_compute(baseline_runs) / _compute(arm_runs))
     multipliers: dict[Replicate, float] = {}
-    for seed in sorted(arm_losses.keys() & baseline_losses.keys()):
-        above, baseline_above = arm_losses[seed] - e.value, baseline_losses[seed] - e.value
+    for seed in sorted(losses.keys() & baseline_losses.keys()):
+        above, baseline_above = losses[seed] - e.value, baseline_losses[seed] - e.value
         if min(above, baseline_above) <= 0 or math.isinf(max(above, baseline_above)):
             multipliers[seed] = math.inf
         else:

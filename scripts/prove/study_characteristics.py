@@ -21,12 +21,14 @@ import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, chosen_lrs
 from normlab.analysis.intervals import Replicate
+from normlab.analysis.scaling_laws import Ladder, fit_laws
 from normlab.analysis.sequences import log_wealth
 from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, AtLeast, Claim, Criterion, Within
-from normlab.studies.estimate import Estimate, over_seeds, share
+from normlab.studies.estimate import Estimate, contrast, over_seeds, share
 from normlab.studies.estimators import difference
 from normlab.studies.judge import is_futile
 from normlab.studies.noise import deviation
+from normlab.studies.over_sizes import log_multipliers
 from normlab.studies.power import simulated_power
 from normlab.studies.simulations import FALSE_DIFFERENCES, MOST_AGAINST_A_SHARP_ARM, MOST_FALSE_DIFFERENCES
 
@@ -78,6 +80,41 @@ def centers(noise: str, center: float, draws: int, seed: int) -> Iterator[Looks]
 def shares(p: float, draws: int, seed: int) -> Iterator[Looks]:
     for counts in np.random.default_rng(seed).random((draws, LOOKS[-1])):
         yield [share(int((counts[:n] < p).sum()), n) for n in LOOKS]
+
+
+LOG_COMPUTE = 4 * np.log(np.array([12, 16, 24, 32]) / 32)
+"""ln of the compute of four sizes over that of the largest: parameters and tokens grow as the width squared."""
+
+
+def multipliers(multiplier: float, growth: float, draws: int) -> Iterator[tuple[Looks, Looks]]:
+    """Yield the estimates of ln of a compute multiplier at the largest size, and of ln of its growth.
+
+    Its logarithm is linear in that of the compute. One seed in ten has not learned at each size, in each arm.
+    """
+    rng = np.random.default_rng(7)
+
+    def losses_at(log_compute: float, seeds: int) -> dict[Replicate, float]:
+        losses = 0.8 + 1.2 * math.exp(-0.12 * log_compute) + rng.normal(0, SD, seeds)
+        losses[rng.random(seeds) < 0.1] = math.inf
+        return {(seed, seed): loss for seed, loss in enumerate(losses.tolist())}
+
+    smallest, largest = float(LOG_COMPUTE[0]), float(LOG_COMPUTE[-1])
+    log_multiplier = {largest: math.log(multiplier), smallest: math.log(multiplier / growth)}
+    for _ in range(draws):
+        choosing = np.array([[*losses_at(x, CHOOSING_SEEDS).values()] for x in LOG_COMPUTE])
+        law = fit_laws(Ladder(np.where(np.isfinite(choosing), choosing, np.nan)[None], LOG_COMPUTE[None]))
+        values: list[dict[Replicate, float]] = []
+        for x in (largest, smallest):
+            arm = losses_at(x + log_multiplier[x], LOOKS[-1])
+            values.append(log_multipliers(arm, losses_at(x, LOOKS[-1]), law))
+        at_looks: Looks = []
+        growth_at_looks: Looks = []
+        for n in LOOKS:
+            seeds: list[Replicate] = [(seed, seed) for seed in range(n)]
+            tables = [{seed: table[seed] for seed in seeds} for table in values]
+            at_looks.append(contrast(tables[:1], [1.0]))
+            growth_at_looks.append(contrast(tables, [1.0, -1.0]))
+        yield at_looks, growth_at_looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +226,7 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     for p in (0.05, 0.5, 0.9):
         wrong = ever(shares(p, draws, 2), lambda e, p=p: excludes(e, p))
         yield f"true share of {p:g} outside the interval at any look", wrong, 0, limit
+    yield from rows_of_multipliers(draws // 5)
     yield from choice_of_rates(draws)
     rng = np.random.default_rng(8)
     losses = [deviation(each) for each in rng.normal(2.5, SD, (draws, 14)).tolist()]
@@ -207,6 +245,20 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
         studies = list(centers("normal", effect, draws // 5, 9))
         supported = sum(is_supported_before_it_stops(criterion, looks) for looks in studies)
         yield f"{name}, of studies that stop where more seeds are futile", supported / len(studies), low, high
+
+
+def rows_of_multipliers(draws: int) -> Iterator[tuple[str, float, float, float]]:
+    """Yield how often intervals exclude a true multiplier, and find one of 1.5, with the error of the law in them."""
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+    for multiplier, growth in ((1.0, 1.0), (1.5, 1.0), (1.5, 1.5)):
+        of_multiplier, of_growth = zip(*multipliers(multiplier, growth, draws), strict=True)
+        wrong = ever(of_multiplier, partial(excludes, truth=math.log(multiplier)))
+        yield f"true multiplier of {multiplier:g} outside its interval at any look", wrong, 0, limit
+        wrong = ever(of_growth, partial(excludes, truth=math.log(growth)))
+        yield f"true growth of {growth:g} of this multiplier outside its interval at any look", wrong, 0, limit
+        if multiplier > 1:
+            found = ever(of_multiplier, partial(supports, AtLeast(0.0)))
+            yield f"multiplier of {multiplier:g} found to be above 1", found, 0.8, 1
 
 
 def is_supported_before_it_stops(criterion: Criterion, looks: Looks) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -29,20 +30,20 @@ def runs(make_run):
     """Writes runs with the losses of a function of (placement, width, seed); returns them."""
     number = itertools.count()
 
-    def make(loss, widths=tuple(SIZES)) -> StudyRuns:
+    def make(loss, widths: Sequence[int] = tuple(SIZES)) -> StudyRuns:
         records = []
-        for placement, width, seed, lr in itertools.product(("pre", "post"), widths, SEEDS, (1e-3, 3e-3)):
-            value = loss(placement, width, seed) + 0.2 * (lr != 3e-3)
-            tokens = 1000
+        for width, placement in itertools.product(widths, ("pre", "post")):
             flops = SIZES[width] * (COST if placement == "post" else 1)
-            folder = make_run(
-                f"run{next(number)}",
-                "finished",
-                run={"flops_per_token": flops / tokens},
-                status={"val_loss": value, "best_val_loss": value, "tokens": tokens},
-                placement=placement, width=width, seed=seed, lr=lr, depth=4,
-            )  # fmt: skip
-            records.append(RunRecord.read(folder))
+            for seed, lr in itertools.product(SEEDS, (1e-3, 3e-3)):
+                value = loss(placement, width, seed) + 0.2 * (lr != 3e-3)
+                tokens = 1000
+                folder = make_run(
+                    f"run{next(number)}",
+                    run={"flops_per_token": flops / tokens},
+                    status={"val_loss": value, "best_val_loss": value, "tokens": tokens},
+                    placement=placement, width=width, seed=seed, lr=lr, depth=4,
+                )  # fmt: skip
+                records.append(RunRecord.read(folder))
         return StudyRuns(intact_runs(records)[0])
 
     return make

@@ -10,7 +10,11 @@ from normlab.analysis.comparability import differences, names_of, obstacles
 from normlab.analysis.factors import level_label
 from normlab.analysis.phrases import name_some
 from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, is_config_option, sort_key
+from normlab.base.errors import counted
 from normlab.store.record import Setting
+
+LONGEST_NAMES = 300
+"""The most characters of the names of cells beside the values of one setting; more would hide the values."""
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:
@@ -41,7 +45,10 @@ def resolved_differences(cells: Sequence[Cell]) -> list[str]:
 
 
 def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
+    """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells.
+
+    Many cells, or cells with long names, are counted.
+    """
     for index, option in enumerate(groups[0][0].by):
         levels_of_groups: list[list[Setting]] = []
         for group in groups:
@@ -50,7 +57,10 @@ def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
         different = set[Setting]().union(*levels_of_groups)
         if len(different) == sum(map(len, levels_of_groups)):
             return [_level_names(option, levels) for levels in levels_of_groups]
-    return [name_some([cell.label for cell in group]) for group in groups]
+    names = [name_some([cell.label for cell in group]) for group in groups]
+    if sum(map(len, names)) > LONGEST_NAMES:
+        return [counted(len(group), "cell") for group in groups]
+    return names
 
 
 def _level_names(option: str, levels: Iterable[Setting]) -> str:

@@ -73,6 +73,16 @@ def test_the_init_comes_first_and_cells_are_named_by_the_option_that_decides() -
     )
 
 
+def test_cells_whose_names_would_hide_the_values_are_counted() -> None:
+    placements = ("pre", "peri", "post", "deepnorm", "keel")
+    grid: list[dict[str, Any]] = []
+    for index, placement in enumerate(placements):
+        for depth in range(2, 2 + 2 * len(placements)):
+            grid.append({"placement": placement, "depth": depth, "threads": 1 + (index + depth) % len(placements)})
+    cells = ", ".join(f"{threads} (10 cells)" for threads in range(1, 6))
+    assert differences(*grid) == [f"the cells also differ in threads: {cells}"]
+
+
 def test_a_setting_that_also_differs_within_a_cell_is_named() -> None:
     runs = [{"placement": "pre", "threads": 1}, {"placement": "pre", "threads": 2}, {"placement": "peri", "threads": 1}]
     assert differences(*runs) == ["the cells also differ in threads: 1 (peri-LN), 1 and 2 (pre-norm)"]

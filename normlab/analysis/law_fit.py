@@ -116,7 +116,10 @@ def _line(x_GK: Array, y_DGK: Array, weights_DGK: Array) -> tuple[Array, Array]:
     x_DG1 = (weights_DGK * x_GK).sum(2, keepdims=True)
     y_DG1 = (weights_DGK * y_DGK).sum(2, keepdims=True)
     centred_DGK = x_GK - x_DG1
-    slope_DG = (weights_DGK * centred_DGK * (y_DGK - y_DG1)).sum(2) / (weights_DGK * centred_DGK**2).sum(2)
+    covariance_DG = (weights_DGK * centred_DGK * (y_DGK - y_DG1)).sum(2)
+    variance_DG = (weights_DGK * centred_DGK**2).sum(2)
+    # Sizes of equal compute, as of models that differ in their heads, have no slope.
+    slope_DG = np.divide(covariance_DG, variance_DG, out=np.zeros_like(variance_DG), where=variance_DG > 0)
     alpha_DG = np.maximum(-slope_DG, LEAST_ALPHA)
     return y_DG1[:, :, 0] + alpha_DG * x_DG1[:, :, 0], alpha_DG
 

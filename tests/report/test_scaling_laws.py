@@ -59,6 +59,12 @@ def test_all_draws_are_fitted_as_each_alone():
         np.testing.assert_allclose(together[index], alone[0], rtol=1e-6)
 
 
+def test_sizes_of_equal_compute_have_no_law():
+    losses = ladder_of(SHARED, 0.01).losses_GKS
+    laws = fit_laws(Ladder(losses, np.zeros(losses.shape[:2])))
+    assert laws.is_determined_G == [False, False]
+
+
 def test_multipliers_of_known_laws():
     """L = E + A C^-alpha without noise: L_b(m C) = L_g(C), so that m = (A_b / A_g)^(1 / alpha_b) C^(a_g / a_b - 1)."""
     ladder = ladder_of(SHARED, 0.0)

@@ -38,10 +38,20 @@ def make_up(attempt: Attempt, folder: Path) -> Evidence:
             record["identity"]["config"] = {name: tree[name] for name in record["identity"]["config"]}
             record["resolved"] |= {"init": config.init_rule}
             record["corpus"] |= {"name": "made", "sha256": "a" * 64, "baselines": BASELINES}
+            record["flops_per_token"] = 100.0 * config.model.depth * config.model.width**2
+            tokens = config.train.steps * config.train.batch_size * config.model.context
+            law = 1.4 + (record["flops_per_token"] * tokens / 1e10) ** -0.1
             best = 0.3 if config.placement.name == "peri" else 0.01
-            loss = 2.5 + 0.02 * np.log(config.optim.lr / best) ** 2 + float(noise.normal(0, 0.01))
+            loss = law + 0.02 * np.log(config.optim.lr / best) ** 2 + float(noise.normal(0, 0.01))
             losses = dict.fromkeys(("train_loss", "val_loss", "best_val_loss"), loss)
-            status = {"state": "finished", "outcome": "finished", "step": 1, "steps": 1, "tokens": 256, "seconds": 1.0}
+            status = {
+                "state": "finished",
+                "outcome": "finished",
+                "step": 1,
+                "steps": 1,
+                "tokens": tokens,
+                "seconds": 1.0,
+            }
             run = RunFolder.create(folder / "runs" / run_id, record)
             run.write_status(status | losses | {"tokens_per_s": 1.0})
     selection = Selection(find_runs(folder), "", folder)

@@ -44,6 +44,9 @@ Power = Annotated[
     float | None,
     Option(metavar="SHARE", help="With --effect: the probability to find the difference; by default 0.8."),
 ]
+OnDevice = Annotated[
+    str | None, Option("--on", metavar="GPU", help="As --dry-run, and estimate the time on a measured GPU: h200.")
+]
 
 
 @app.command()
@@ -121,6 +124,7 @@ def sweep(
     measure: Measure = False,
     effect: Effect = None,
     power: Power = None,
+    on: OnDevice = None,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -146,6 +150,10 @@ def sweep(
 
     if power is not None and effect is None:
         raise ConfigError(f"--power {power:g}: has no effect without --effect; add --effect 0.02")
+    if on is not None:
+        from normlab.sweeps.named_devices import named_device
+
+        named_device(on)  # an unknown one is an error before the plan
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     # A primary config of the user may vary options itself.
     if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
@@ -155,8 +163,8 @@ def sweep(
     # After a search, the plan of the seeds depends on the results of the trials, so that plans come one by one.
     search = Search(texts, configs, show_progress, extend=extend)
     while planned := search.next_plan():
-        is_plan_only = dry_run or measure or effect is not None
-        print_plan(planned, planned.options, with_packs=is_plan_only, measure=measure, retry_failed=retry_failed)
+        is_plan_only = dry_run or measure or effect is not None or on is not None
+        print_plan(planned, planned.options, with_packs=is_plan_only, measure=measure, on=on, retry_failed=retry_failed)
         _print_needed_seeds(planned, effect, power)
         if is_plan_only:
             return 0
@@ -210,9 +218,13 @@ def print_plan(
     *,
     with_packs: bool,
     measure: bool = False,
+    on: str | None = None,
     retry_failed: bool = False,
 ) -> None:
-    """Print the warnings of a plan, its packs and its cost; with `measure`, time a few steps of unknown packs."""
+    """Print the warnings of a plan, its packs and its cost.
+
+    With `measure`, time a few steps of unknown packs; with `on`, estimate the time on a measured GPU.
+    """
     from normlab.sweeps.cost import cost_of, recorded_packs
     from normlab.sweeps.files import failed_packs
     from normlab.sweeps.progress import plan_lines
@@ -227,6 +239,10 @@ def print_plan(
     cost = cost_of(planned, measured, skipped)
     for line in plan_lines(planned, options, cost, with_packs=with_packs, skipped=skipped):
         echo(line)
+    if on is not None:
+        from normlab.sweeps.named_devices import device_line
+
+        echo(device_line(cost, on))
 
 
 def train_planned(planned: PlannedSweep, options: SweepOptions, *, retry_failed: bool) -> int:

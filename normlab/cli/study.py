@@ -70,8 +70,13 @@ def list_() -> None:
 
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
-    """Print the plan of a study: its claims, criteria and power, and its grids with the runs of the choosing seeds."""
+    """Print the plan of a study: its claims, criteria and power, and its grids with the runs of the choosing seeds.
+
+    It ends with the noise over seeds of models of these sizes, by the runs on record. A paired difference has up to the
+    root of 2 times it, which the standard deviation beside a power is of.
+    """
     from normlab.studies.run import Attempt, check_arms
+    from normlab.sweeps.needed_seeds import noise_lines
 
     study = _find(name, overrides)
     warn_of_replaced(overrides or [])
@@ -89,6 +94,9 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
             tokens += config.train.steps * config.train.batch_size * config.model.context
         echo(f"grid {grid.name}: {counted(len(composed), 'run')}, {tokens:,} tokens, for the choosing seeds")
         echo("  " + " ".join([grid.command, *map(shlex.quote, _plugins_in(overrides))]))
+    identities = [config.identity() for _, _, composed in grids for _, config in composed]
+    for line in noise_lines(identities, results_dir):
+        echo(line)
     echo(f"criterion {study.criterion_hash()}")
 
 

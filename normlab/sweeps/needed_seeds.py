@@ -11,7 +11,7 @@ from typing import Any
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import label
 from normlab.analysis.intervals import Replicate
-from normlab.base.errors import ConfigError, StoreError
+from normlab.base.errors import ConfigError, StoreError, counted
 from normlab.base.parsing import canonical_hash
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
@@ -22,6 +22,7 @@ LEVEL = 0.05
 """The significance level of the t test."""
 MOST = 1000
 """No larger number of seeds is looked for."""
+UNKNOWN = "not known, since no run of this size is on record with two seeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +128,40 @@ def needed_seeds_lines(
         raise ConfigError(f"--effect {effect:g}: must be a difference of losses above 0, in nats/token")
     if not LEVEL < power < 1:
         raise ConfigError(f"--power {power:g}: must be between {LEVEL:g} and 1")
-    sizes: dict[str, Size] = {}
-    for identity in identities:
-        size = size_of(identity)
-        sizes[canonical_hash(size)] = size
     noise = noise_on_record(results_dir)
     yield (
         f"seeds   to find a difference of {effect:g} nats/token with a probability of {power:.0%} (paired t test at "
         f"{LEVEL:.0%})"
     )
-    first = next(iter(sizes.values()))
-    varying = [name for name in first if name != "data" and any(size[name] != first[name] for size in sizes.values())]
-    for key, size in sizes.items():
-        name = label(varying, [size[option] for option in varying])
+    for key, name in _names_of_sizes(identities).items():
         if key not in noise:
-            yield f"        {name}: not known, since no run of this size is on record with two seeds"
+            yield f"        {name}: {UNKNOWN}"
             continue
         yield f"        {name}: {_seeds_text(effect, noise[key], power)}"
+
+
+def noise_lines(identities: Sequence[Mapping[str, Any]], results_dir: str | Path) -> Iterator[str]:
+    """Yield the noise on record of each size of some runs, whose identities are as for `needed_seeds_lines`."""
+    noise = noise_on_record(results_dir)
+    for key, name in _names_of_sizes(identities).items():
+        if key not in noise:
+            yield f"noise of {name}: {UNKNOWN}"
+            continue
+        found = noise[key]
+        interval = f"{found.low:.2g} to {found.high:.2g}"
+        runs = counted(found.runs, "run")
+        yield f"noise of {name}: {found.deviation:.2g} ({interval}) nats/token over seeds, in {runs} on record"
+
+
+def _names_of_sizes(identities: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a name of each size of some runs, by `canonical_hash`: the options in which the sizes differ."""
+    sizes: dict[str, Size] = {}
+    for identity in identities:
+        size = size_of(identity)
+        sizes[canonical_hash(size)] = size
+    first = next(iter(sizes.values()))
+    varying = [name for name in first if name != "data" and any(size[name] != first[name] for size in sizes.values())]
+    return {key: label(varying, [size[option] for option in varying]) for key, size in sizes.items()}
 
 
 def _seeds_text(effect: float, noise: Noise, power: float) -> str:

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from normlab.store.record import RunRecord
-from normlab.sweeps.needed_seeds import needed_seeds, needed_seeds_lines
+from normlab.sweeps.needed_seeds import needed_seeds, needed_seeds_lines, noise_lines
 from support.small_run import small_run
 
 
@@ -56,6 +56,11 @@ def test_the_noise_is_pooled_over_cells_at_their_best_learning_rate(make_run, tm
         "record"
     )
     assert unknown == "        width 64: not known, since no run of this size is on record with two seeds"
+    interval = f"{low:.2g} to {high:.2g}"
+    assert list(noise_lines(identities, tmp_path)) == [
+        f"noise of width 32: {noise:.2g} ({interval}) nats/token over seeds, in 10 runs on record",
+        "noise of width 64: not known, since no run of this size is on record with two seeds",
+    ]
 
 
 def test_the_command(run_command, tmp_path):

@@ -31,6 +31,9 @@ At = Annotated[int | None, Option(metavar="STEP", help="The step of the model, o
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Print the plan without training.")]
+OnDevice = Annotated[
+    str | None, Option("--on", metavar="GPU", help="As --dry-run, and estimate the time on a measured GPU: h200.")
+]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]
 Where = Annotated[
     list[str] | None,

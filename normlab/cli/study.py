@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from normlab.base.errors import ConfigError, counted, unknown, warn
 from normlab.base.parsing import is_whole_number
-from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo, warn_of_replaced
+from normlab.cli.app import DryRun, OnDevice, ResultsDir, RetryFailed, app, echo, warn_of_replaced
 
 if TYPE_CHECKING:
     from normlab.studies.base import Claim, Study
@@ -22,7 +22,9 @@ study_app = typer.Typer(
 app.add_typer(study_app, name="study")
 
 Name = Annotated[str, Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
-SettingOption = Annotated[str, Option(metavar="SETTING", help="small, wide (width 128) or prose (another corpus).")]
+SettingOption = Annotated[
+    str, Option(metavar="SETTING", help="small, wide (width 128), prose (another corpus) or gpu (larger models).")
+]
 Seeds = Annotated[str, Option(metavar="SEEDS", help="fresh (the next thousand), or a multiple of 1000.")]
 Overrides = Annotated[
     list[str] | None,
@@ -131,9 +133,15 @@ def run(
     retry_failed: RetryFailed = False,
     setting: SettingOption = "small",
     results_dir: ResultsDir = "results",
+    on: OnDevice = None,
 ) -> int:
     """Run a study block by block of seeds until its claims are decided, or resume it, and write its report."""
-    return _test(name, overrides, setting, 0, results_dir, dry_run=dry_run, retry_failed=retry_failed)
+    if on is not None:
+        from normlab.sweeps.named_devices import named_device
+
+        named_device(on)  # an unknown one is an error before the plan
+        dry_run = True
+    return _test(name, overrides, setting, 0, results_dir, dry_run=dry_run, on=on, retry_failed=retry_failed)
 
 
 @study_app.command()
@@ -180,6 +188,7 @@ def _test(
     *,
     dry_run: bool,
     retry_failed: bool,
+    on: str | None = None,
 ) -> int:
     """Run an attempt of a study; with `dry_run`, print the plans up to the first block that is not completed."""
     from normlab.cli.train import print_plan, train_planned
@@ -206,7 +215,7 @@ def _test(
     for block in attempt.blocks:
         is_completed = True
         for grid in attempt.plan(block, claims, results, overrides or []):
-            print_plan(grid.sweep, grid.options, with_packs=dry_run, retry_failed=retry_failed)
+            print_plan(grid.sweep, grid.options, with_packs=dry_run, on=on, retry_failed=retry_failed)
             if dry_run:
                 is_completed &= all_completed(grid.sweep.folder, grid.sweep.plan.runs)
                 continue

@@ -15,6 +15,7 @@ from normlab.cli.app import (
     ConfigDir,
     ConfigName,
     DryRun,
+    OnDevice,
     Overrides,
     RetryFailed,
     app,
@@ -43,9 +44,6 @@ Effect = Annotated[
 Power = Annotated[
     float | None,
     Option(metavar="SHARE", help="With --effect: the probability to find the difference; by default 0.8."),
-]
-OnDevice = Annotated[
-    str | None, Option("--on", metavar="GPU", help="As --dry-run, and estimate the time on a measured GPU: h200.")
 ]
 
 

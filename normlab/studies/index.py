@@ -10,7 +10,7 @@ from typing import Any
 from normlab.base.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
-from normlab.studies.base import AT_BEST, EARLIER_PROTOCOLS, SETTINGS
+from normlab.studies.base import AT_BEST, COMMON_SETTINGS, EARLIER_PROTOCOLS, SETTINGS
 from normlab.studies.report_format import read_stored_report
 from normlab.studies.simulations import choice_of_rates
 
@@ -152,7 +152,7 @@ def _claim_row(attempts: Sequence[dict[str, Any]], index: int) -> Sequence[str]:
             settings.add(attempt["setting"])
     verdict = f"**{row['verdict']}**" + row["verdict_in_words"].removeprefix(row["verdict"])
     # Not of a study that was run in some settings only: the others may decide otherwise.
-    if is_same_everywhere and len(settings) == len(SETTINGS) - 1:
+    if is_same_everywhere and len(settings) == len(COMMON_SETTINGS) - 1:
         verdict += ", in all settings"
     if not _is_counted(row):
         verdict += "; power below 30 %"

@@ -116,6 +116,8 @@ class StudyRuns:
     def __init__(self, results: Sequence[RunRecord]) -> None:
         self.results = list(results)
         self.used: dict[str, Arm] = {}
+        self.chosen_only: set[str] = set()
+        """The conditions of the used arms of which only the choosing seeds are needed."""
 
     def arm(self, where: str) -> Arm:
         """Return the runs that meet conditions such as `placement=post,model.depth=8`, of one configuration.
@@ -124,11 +126,13 @@ class StudyRuns:
             ConfigError: A condition is invalid, no run meets all of them, or two runs with the same learning rate and
                 seeds differ in an option that the conditions leave free.
         """
-        arm = self.arm_of_grid(where)
-        if not arm.is_one_configuration:
-            different = ", ".join(map(str, differences(arm.runs)))
-            raise ConfigError(f"arm {where}: its runs differ in {different}; choose one")
-        return arm
+        return _of_one_configuration(self.arm_of_grid(where))
+
+    def arm_to_choose(self, where: str) -> Arm:
+        """Return an arm as `arm` does, of which only the choosing seeds are needed."""
+        if where not in self.used:
+            self.chosen_only.add(where)
+        return _of_one_configuration(self._used_arm(where))
 
     def arm_of_grid(self, where: str) -> Arm:
         """Return the runs that meet conditions; those of a seed may differ in any option.
@@ -136,6 +140,10 @@ class StudyRuns:
         Raises:
             ConfigError: A condition is invalid, or no run meets all of them.
         """
+        self.chosen_only.discard(where)
+        return self._used_arm(where)
+
+    def _used_arm(self, where: str) -> Arm:
         if where not in self.used:
             runs = self._select(where)
             seeds = sorted({run.replicate[0] for run in runs}, key=sort_key)
@@ -197,6 +205,14 @@ class StudyRuns:
             if arm.choice.losses:
                 rankings.append(arm.choice.ranking)
         return shared_lr(rankings)
+
+
+def _of_one_configuration(arm: Arm) -> Arm:
+    """Return an arm, or raise ConfigError if its runs differ in more than learning rate and seeds."""
+    if not arm.is_one_configuration:
+        different = ", ".join(map(str, differences(arm.runs)))
+        raise ConfigError(f"arm {arm.where}: its runs differ in {different}; choose one")
+    return arm
 
 
 def _runs_by_rate(arm: Arm) -> list[list[RunRecord]]:

@@ -29,9 +29,6 @@ from normlab.studies.estimate import (
 )
 from normlab.studies.measures import FINAL_LOSS
 
-RunsOf = Callable[[Arm], Sequence[RunRecord]]
-"""The runs of an arm that an estimate is from: those of the judging seeds, or of the choosing ones."""
-
 
 @dataclass(frozen=True, slots=True)
 class Multiplier(Estimator):
@@ -65,13 +62,14 @@ class Multiplier(Estimator):
         return f"compute multiplier at the largest {self.over}"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        arms, baselines = self._arms(runs)
-        rates = {arm.where: arm.chosen_lrs for arm in (*arms, *baselines)}
-        law = _law(baselines)
+        pairs = self._pairs(runs)
+        arms = [*chain.from_iterable(pairs)]
+        rates = {arm.where: arm.chosen_lrs for arm in arms}
+        law = self._law(runs)
         if law is None:
             return Estimate(math.nan, rates=rates)
-        estimate = contrast(self._tables(arms, baselines, law, Arm.judged), self._weights)
-        judged = [*chain.from_iterable(arm.judged() for arm in (*arms, *self._compared(baselines)))]
+        estimate = contrast(_log_multipliers(pairs, law, Arm.judged), self._weights)
+        judged = [*chain.from_iterable(arm.judged() for arm in arms)]
         return exponential(replace(estimate, rates=rates, **outcomes(judged)))
 
     @property
@@ -79,40 +77,28 @@ class Multiplier(Estimator):
         return True
 
     def pilot(self, runs: StudyRuns) -> list[float]:
-        arms, baselines = self._arms(runs)
-        law = _law(baselines)
+        law = self._law(runs)
         if law is None:
             return []
-        return [*weighted_sums(self._weights, self._tables(arms, baselines, law, _choosing_runs)).values()]
+        return [*weighted_sums(self._weights, _log_multipliers(self._pairs(runs), law, _choosing_runs)).values()]
 
     def on_symmetric_scale(self, value: float) -> float:
         return ln_of_ratio(value)
 
     @property
     def _weights(self) -> list[float]:
-        return [-1.0, 1.0] if self.growth else [1.0]
+        return [1.0, -1.0] if self.growth else [1.0]
 
-    def _arms(self, runs: StudyRuns) -> tuple[list[Arm], list[Arm]]:
-        """Return the arm at the sizes that are compared, and the baseline at all sizes, which its law needs."""
-        return self._compared(_arms_by_size(runs, self.where, self.over)), _arms_by_size(runs, self.baseline, self.over)
+    def _pairs(self, runs: StudyRuns) -> list[tuple[Arm, Arm]]:
+        """Return the arm and the baseline at the largest size, with `growth` also at the smallest."""
+        sizes, baseline_sizes = _sizes(runs, self.where, self.over), _sizes(runs, self.baseline, self.over)
+        pairs = [(runs.arm(sizes[-1]), runs.arm(baseline_sizes[-1]))]
+        if self.growth:
+            pairs.append((runs.arm(sizes[0]), runs.arm(baseline_sizes[0])))
+        return pairs
 
-    def _compared(self, arms: Sequence[Arm]) -> list[Arm]:
-        return [arms[0], arms[-1]] if self.growth else [arms[-1]]
-
-    def _tables(
-        self, arms: Sequence[Arm], baselines: Sequence[Arm], law: Laws, runs_of: RunsOf
-    ) -> list[dict[Replicate, float]]:
-        """Return ln of the multiplier of each seed, at each size that is compared."""
-        tables: list[dict[Replicate, float]] = []
-        for arm, baseline in zip(arms, self._compared(baselines), strict=True):
-            runs, baseline_runs = runs_of(arm), runs_of(baseline)
-            # Nothing has been judged yet.
-            if not runs or not baseline_runs:
-                return [{}]
-            losses = mean_over_rates(FINAL_LOSS, runs), mean_over_rates(FINAL_LOSS, baseline_runs)
-            log_cost = math.log(_compute(baseline_runs) / _compute(runs))
-            tables.append(log_multipliers(*losses, law, log_cost))
-        return tables
+    def _law(self, runs: StudyRuns) -> Laws | None:
+        return _law([runs.arm_to_choose(size) for size in _sizes(runs, self.baseline, self.over)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +122,11 @@ class ForecastError(Estimator):
         return f"loss at the largest {self.over} minus its forecast from the smaller ones, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        arms = _arms_by_size(runs, self.where, self.over)
-        rates = {arm.where: arm.chosen_lrs for arm in arms}
-        law = _law(arms[:-1])
-        judged = arms[-1].judged()
+        *smaller, largest = _sizes(runs, self.where, self.over)
+        arm = runs.arm(largest)
+        rates = {arm.where: arm.chosen_lrs}
+        law = _law([runs.arm_to_choose(size) for size in smaller])
+        judged = arm.judged()
         if law is None or not judged:
             return Estimate(math.nan, rates=rates)
         forecast = law.loss(0, _compute(judged)).value
@@ -148,8 +135,8 @@ class ForecastError(Estimator):
         return replace(contrast([errors], [1.0]), rates=rates, **outcomes(judged))
 
 
-def _arms_by_size(runs: StudyRuns, where: str, over: str) -> list[Arm]:
-    """Return the arm of each size, the smallest first.
+def _sizes(runs: StudyRuns, where: str, over: str) -> list[str]:
+    """Return the conditions of an arm at each size, the smallest first.
 
     Raises:
         ConfigError: There are too few sizes for a law with one size held out.
@@ -157,12 +144,12 @@ def _arms_by_size(runs: StudyRuns, where: str, over: str) -> list[Arm]:
     levels = runs.levels(where, over)
     if len(levels) <= FEWEST_SIZES:
         raise ConfigError(f"a law of the arm {where} needs more than {FEWEST_SIZES} values of {over}; add one")
-    arms: list[Arm] = []
+    sizes: list[str] = []
     for level in levels:
         # All digits: the condition must select the level exactly.
         size = f"{over}={level:.17g}"
-        arms.append(runs.arm(f"{where},{size}" if where else size))
-    return arms
+        sizes.append(f"{where},{size}" if where else size)
+    return sizes
 
 
 def _law(arms: Sequence[Arm]) -> Laws | None:
@@ -199,6 +186,25 @@ def _choosing_runs(arm: Arm) -> list[RunRecord]:
     for lr in arm.chosen_lrs:
         runs += arm.choice.runs_at(lr)
     return runs
+
+
+def _log_multipliers(
+    pairs: Sequence[tuple[Arm, Arm]], law: Laws, runs_of: Callable[[Arm], Sequence[RunRecord]]
+) -> list[dict[Replicate, float]]:
+    """Return ln of the compute multiplier of each seed for pairs of an arm and its baseline.
+
+    `runs_of` selects the runs of an arm: those of the judging seeds, or of the choosing ones.
+    """
+    tables: list[dict[Replicate, float]] = []
+    for pair in pairs:
+        runs, baseline_runs = map(runs_of, pair)
+        # Nothing has been judged yet.
+        if not runs or not baseline_runs:
+            return [{} for _ in pairs]
+        losses = mean_over_rates(FINAL_LOSS, runs), mean_over_rates(FINAL_LOSS, baseline_runs)
+        log_cost = math.log(_compute(baseline_runs) / _compute(runs))
+        tables.append(log_multipliers(*losses, law, log_cost))
+    return tables
 
 
 def log_multipliers(

@@ -167,6 +167,8 @@ def _needed(claims: Sequence[Claim], planned_runs: Sequence[RunRecord], results:
         # Planned runs have no loss, but the estimator takes the same arms from them, which are then in `used`.
         claim.estimator.estimate(runs)
         for where, arm in runs.used.items():
+            if where in runs.chosen_only:
+                continue
             lrs = set(arm.learning_rates)
             if len(lrs) > 1 and not claim.estimator.every_rate:
                 lrs = set(recorded.arm_of_grid(where).chosen_lrs)

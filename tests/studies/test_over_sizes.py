@@ -75,6 +75,22 @@ def test_growth_is_the_multiplier_at_the_largest_size_over_that_at_the_smallest(
     assert estimate.seeds == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "judged"),
+    [
+        (Multiplier("placement=post", "placement=pre"), ["post 48", "pre 48"]),
+        (Multiplier("placement=post", "placement=pre", growth=True), ["post 16", "post 48", "pre 16", "pre 48"]),
+        (ForecastError("placement=pre"), ["pre 48"]),
+    ],
+    ids=["multiplier", "growth", "forecast"],
+)
+def test_judging_seeds_are_needed_only_where_they_are_in_the_estimate(estimator, judged, runs):
+    made = runs(loss)
+    estimator.estimate(made)
+    names = made.used.keys() - made.chosen_only
+    assert names == {"placement={},model.width={}".format(*each.split()) for each in judged}
+
+
 def test_multiplier_has_the_power_of_its_choosing_seeds(runs):
     pilot = Multiplier("placement=post", "placement=pre").pilot(runs(loss))
     expected = [math.log(multiplier_of(48, seed)) for seed in SEEDS[:CHOOSING_SEEDS]]
